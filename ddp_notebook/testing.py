@@ -121,6 +121,10 @@ class FakeCluster:
         known = self.answers.get(question.name, {})
         return {rank: known[rank] for rank in ranks if rank in known}
 
+    def can_ask(self, rank: int) -> bool:
+        """False of those that a test names."""
+        return rank not in self.unreachable
+
     def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
         """Return the result of a call."""
         value = answer.result(timeout_s)

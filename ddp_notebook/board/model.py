@@ -213,7 +213,7 @@ def actions(
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
-        _abort(statuses, none, measuring),
+        _abort(rows, none, measuring),
         Action("restart", "Restart", restart, True, no_restart),
         Action("why", "Why?", "%ddp_why", False, no_answer),
         Action("where", "Where?", "%ddp_where", True, no_answer),
@@ -229,11 +229,13 @@ def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
     return _MEASURING if measuring else _NO_STEP
 
 
-def _abort(statuses: set[Status], none: str, measuring: bool) -> Action:
-    """Return the button that frees blocked ranks, or ends the benchmark."""
+def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
+    """Return the button that frees blocked ranks and makes a group, or ends the benchmark."""
     if measuring:
         return Action("cancel", "Cancel", INTERRUPT)
-    no_abort = none or ("" if _BLOCKED & statuses else _NO_ABORT)
+    groupless = any(r.status is Status.READY and r.stages_passed < len(Stage) for r in rows)
+    helps = groupless or any(row.status in _BLOCKED for row in rows)
+    no_abort = none or ("" if helps else _NO_ABORT)
     return Action("abort", "Abort", "%ddp_abort", False, no_abort)
 
 

@@ -317,12 +317,16 @@ class IPyParallelCluster:
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
     ) -> dict[int, Answer | CannotAnswer]:
         """Ask ranks at their own sockets, which works even if their main threads are blocked."""
-        lent = self._lent
-        sockets = {
-            rank: lent[rank][1] if rank in lent else questions_of(self._folder, rank)
-            for rank in ranks
-        }
+        sockets = {rank: self._socket(rank) for rank in ranks}
         return questions.ask(sockets, question, request, timeout_s)
+
+    def can_ask(self, rank: int) -> bool:
+        """True while the socket at which `rank` is asked is there."""
+        return self._socket(rank).exists()
+
+    def _socket(self, rank: int) -> Path:
+        lent = self._lent.get(rank)
+        return lent[1] if lent is not None else questions_of(self._folder, rank)
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
         """Return the result of a call. Raises UsageMistake when the rank raised, or was late."""

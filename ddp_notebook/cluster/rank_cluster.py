@@ -39,6 +39,9 @@ class RankCluster(Protocol):
         A rank that does not answer within `timeout_s` is left out.
         """
 
+    def can_ask(self, rank: int) -> bool:
+        """True while the socket at which `rank` is asked is there."""
+
     def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
         """Return the result of a call. Raises UsageMistake when the rank raised, or was late."""
 

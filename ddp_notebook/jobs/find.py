@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -197,25 +198,36 @@ def _state(job: Job) -> tuple[bool | None, str]:
 
 def text(jobs: Sequence[Listed]) -> str:
     """Return the table; without prepared jobs, how to have one."""
-    parts = []
-    if jobs:
-        now_s = time.time()
-        rows = []
-        for job in jobs:
-            texts = (
-                str(job.pids[min(job.pids)]),
-                plain(Path(job.script).name) or "python",
-                f"{format_ranks(tuple(job.pids))} of {job.world_size}",
-                age_words(now_s - job.began_s),
-                "yes" if job.prepared else "no",
-                job.state,
-            )
-            rows.append(Row([*map(Cell, texts)]))
-        parts.append(Table(_COLUMNS, rows).text())
-    if not any(job.prepared or outside.was_set(min(job.pids.values())) for job in jobs):
-        where = looked_in()
-        parts.append(f"No job of yours on this host was prepared ({where}). {HOW_TO_PREPARE}")
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, (_table(jobs).text() if jobs else "", _how_to_have_one(jobs))))
+
+
+def html(jobs: Sequence[Listed]) -> str:
+    """Return the same for a page."""
+    said = escape(_how_to_have_one(jobs), quote=False)
+    return (_table(jobs).html() if jobs else "") + (f"<p>{said}</p>" if said else "")
+
+
+def _table(jobs: Sequence[Listed]) -> Table:
+    """Those that run come first."""
+    now_s = time.time()
+    rows = [
+        (
+            str(job.pids[min(job.pids)]),
+            plain(Path(job.script).name) or "python",
+            f"{format_ranks(tuple(job.pids))} of {job.world_size}",
+            age_words(now_s - job.began_s),
+            "yes" if job.prepared else "no",
+            job.state,
+        )
+        for job in sorted(jobs, key=lambda job: not job.alive)
+    ]
+    return Table(_COLUMNS, [Row([*map(Cell, texts)]) for texts in rows])
+
+
+def _how_to_have_one(jobs: Sequence[Listed]) -> str:
+    if any(job.prepared or outside.was_set(min(job.pids.values())) for job in jobs):
+        return ""
+    return f"No job of yours on this host was prepared ({looked_in()}). {HOW_TO_PREPARE}"
 
 
 def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:

@@ -193,6 +193,10 @@ class ProcessFacts:
     """For how many seconds it was seen at one place, where it used no CPU time."""
     cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
     """The error that its report failed with."""
+    unreachable: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Its socket was removed, so it cannot be asked."""
+    program: str = field(default="", metadata=OMIT_DEFAULT)
+    """Another program that its process runs now, by os.exec: ``sleep 60``."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of torch and of Python, by name."""
     changed: tuple[PathChange, ...] = field(default=(), metadata=OMIT_DEFAULT)

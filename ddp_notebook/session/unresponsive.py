@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.model import (
@@ -22,17 +23,24 @@ from ddp_notebook.model import (
     Status,
     exit_text,
 )
+from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.board_rows import describe
 
 
 def silent(state: RankState) -> RankReport:
     """Return the report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
+    program = _other_program(state.pid)
     return RankReport(
         state.rank,
         Activity.SILENT,
-        doing=last_known(state, process),
-        process=ProcessFacts(state=process, pid=state.pid or 0, main_cpu_s=cpu_s),
+        doing=f"its process runs {program}" if program else last_known(state, process),
+        process=ProcessFacts(
+            state=process,
+            pid=state.pid or 0,
+            main_cpu_s=0.0 if program else cpu_s,  # what that computes brings no rank on
+            program=program,
+        ),
     )
 
 
@@ -86,6 +94,23 @@ def process_of(pid: int | None) -> tuple[str, float]:
         main = next((thread for thread in process.threads() if thread.id == pid), None)
         return str(process.status()), main.user_time + main.system_time if main else 0.0
     return "", 0.0
+
+
+def _other_program(pid: int) -> str:
+    """Return the command of a program that has replaced a rank's (execve); empty for none."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        command = process.cmdline()
+        if any("ddp_notebook" in word for word in command):
+            return ""
+        # Whoever gives a process another title changes its command. But a fork has its parent's
+        # addresses, in its auxiliary vector, until it executes a program.
+        own, parents = (Path(f"/proc/{each}/auxv") for each in (pid, process.ppid()))
+        if own.read_bytes() != parents.read_bytes():
+            return plain(" ".join(command))[:80]
+    return ""
 
 
 class KeptAwake:

@@ -28,27 +28,20 @@ def rows(run: BenchRun) -> list[dict[str, Any]]:
     return [_row(curve, point) for curve in run.curves for point in curve.points]
 
 
+_OF_STEPS = (
+    *("bucket", "batch", "world_size", "steps", "step_us", "local_us", "forward_us"),
+    *("backward_us", "optimizer_us", "exposed_us", "exposed_share", "overlapped_us", "alone_us"),
+    *("samples_per_s", "efficiency"),
+)
+
+
 def step_rows(result: StepBenchResult) -> list[dict[str, Any]]:
     """Return a dict for each bucket and batch size of training steps; times in microseconds."""
     return [
         {
-            "bucket": point.bucket,
-            "batch": point.batch,
-            "world_size": point.world_size,
-            "steps": point.steps,
-            "step_us": point.step_us,
-            "local_us": point.local_us,
-            "forward_us": point.forward_us,
-            "backward_us": point.backward_us,
-            "optimizer_us": point.optimizer_us,
-            "exposed_us": point.exposed_us,
+            **{name: getattr(point, name) for name in _OF_STEPS},
             "exposed_low_us": point.exposed_interval_us[0],
             "exposed_high_us": point.exposed_interval_us[1],
-            "exposed_share": point.exposed_share,
-            "overlapped_us": point.overlapped_us,
-            "alone_us": point.alone_us,
-            "samples_per_s": point.samples_per_s,
-            "efficiency": point.efficiency,
         }
         for point in result.points
     ]

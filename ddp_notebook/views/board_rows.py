@@ -173,7 +173,7 @@ def _row(
     return BoardRow(
         ranks=(state.rank,),
         status=state.status,
-        stage=Stage.LAUNCHED if role is Role.GROUPLESS else state.stage,
+        stage=Stage.LAUNCHED if state.no_group else state.stage,
         entering=state.entering,
         text=activity.text,
         device=state.device,

@@ -175,7 +175,7 @@ def test_what_a_connection_lost_for_seconds_did_not_bring_is_asked_for(
         server = route.connect_to_server()
         server.on_message(lambda m: route.send(m) if lost is None else lost.append(repr(m)))
 
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", DIES]
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", DIES, "%ddp_board --here"]
     with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         page = notebook.page
         page.route_web_socket(re.compile("/channels"), pass_on)
@@ -199,6 +199,12 @@ def test_what_a_connection_lost_for_seconds_did_not_bring_is_asked_for(
         lost = None
         board.await_roles("ready", "dead")
         expect(board.el.locator(".ddpb-gone")).to_have_text("")
+
+        earlier = notebook.cells.nth(1).locator(".ddpb")
+        expect(earlier.locator(".ddpb-tabs")).to_be_visible()
+        notebook.run(3)
+        expect(earlier.locator(".ddpb-category").first).to_have_text("last known state")
+        expect(earlier.locator(".ddpb-tabs")).to_be_hidden()  # there is nothing in them
 
 
 def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(

@@ -6,13 +6,16 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import lacking
+from support import lacking, stuck
 
 from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Category
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import pids_of
 
@@ -87,6 +90,21 @@ def test_a_script_prints_on_where_its_output_has_no_room_and_a_folder_that_is_go
     with pytest.raises(SetupFailed, match=r"is gone.*No rank was ended\."):
         cramped.restart()
     cramped.run_cell("rank").raise_for_error()
+
+
+def test_a_hang_is_found_as_soon_where_the_folder_is_gone() -> None:
+    """The ranks cannot be asked: their records and the ends of their cells tell enough."""
+    session = Session()
+    try:
+        session.init(InitOptions(world_size=2, device="cpu"))
+        session.run_cell("rank").raise_for_error()  # cells have a connection of their own
+        shutil.rmtree(pids_of(session)["folder"])
+        began_s = time.monotonic()
+        (finding,) = stuck(session, "if rank == 0:\n    dist.barrier()").findings
+        assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+        assert time.monotonic() - began_s < scaled_for_load(10)
+    finally:
+        session.shutdown(keep_warm=False)
 
 
 def said_where_one_may_mount(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support import eventually, stuck
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.errors import CellFailed, CellInterrupted, UsageMistake
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Activity, Category, Status
 from ddp_notebook.views import board as views_board
 from ddp_notebook.views import findings, stacks
@@ -271,6 +273,19 @@ def test_ranks_whose_code_destroyed_their_group_are_not_ready(
     ranks.run_cell("dist.destroy_process_group()", number=11).raise_for_error()
     ranks.init(ranks.options)
     ranks.run_cell("dist.barrier()", number=12).raise_for_error()
+
+
+def test_a_rank_whose_process_became_another_program_is_told_as_that_and_soon(ranks: Any) -> None:
+    began_s = time.monotonic()
+    found = stuck(
+        ranks, "import os\nif rank == 1: os.execv('/bin/sleep', ['sleep', '60'])\ndist.barrier()"
+    )
+    (finding,) = found.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (1,), (0, 2))
+    assert "its process runs another program now, as after os.exec: sleep 60" in finding.sentence
+    assert finding.commands == ("%ddp_restart --ranks 1",)
+    assert time.monotonic() - began_s < scaled_for_load(10)
+    ranks.restart((1,))
 
 
 def test_a_refused_collective_and_a_wrong_result_are_told_of_by_why(ranks: Any) -> None:

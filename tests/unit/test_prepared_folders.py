@@ -850,3 +850,11 @@ def test_a_crash_is_on_stderr_where_the_program_wants_it_there(whose: str, tmp_p
     assert ("Segmentation fault" in ended.stderr) is (whose == "users"), ended.stderr
     left = (tmp_path / "stacks.txt").read_text()
     assert ("Segmentation fault" in left) is (whose == "ours"), left
+
+
+def test_jobs_that_run_stand_first_in_the_list_and_a_page_gets_a_table() -> None:
+    ended = find.Listed("old.py", 2, {0: 1, 1: 2}, (), 0.0, True, False, "has ended")
+    runs = find.Listed("new<b>.py", 2, {0: 3, 1: 4}, (0, 1), 0.0, True, False, "runs")
+    for listed in (find.text([ended, runs]), find.html([ended, runs])):
+        assert listed.index("new") < listed.index("old.py")
+    assert "<table" in listed and "new&lt;b&gt;.py" in listed

@@ -70,6 +70,12 @@ def test_a_rank_without_a_group_has_no_stage_behind_it_until_it_has_one() -> Non
     assert "Rank 3 has no process group" in board(lacking).notes[-1]
     again = fold(lacking, [StageStarted(rank=3, stage=Stage.STORE)])
     assert not again.groupless
+
+    def abort(snapshot: Snapshot) -> str:
+        buttons = model.actions(board(snapshot).rows, running=True, in_run=False)
+        return next(each.why_not for each in buttons if each.name == "abort")
+
+    assert abort(after(ended(3))) and not abort(lacking)
     both = after(structs.replace(ended(3), no_group=True))
     assert board(both).rows[3].role is Role.RAISED and "Rank 3" in board(both).notes[-1]
 

@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import (
     Activity,
+    CallFacts,
     Case,
     Category,
     CellFinished,
@@ -364,6 +365,22 @@ def test_a_rank_that_was_found_waiting_is_told_as_it_is_once_it_moves(
 ) -> None:
     now = case_of({**stuck_reports(), 0: report}, *records)
     assert still_waiting(now, case_of(stuck_reports(), NOT_DONE)) == now
+
+
+@pytest.mark.parametrize(("waited", "activity"), [(True, "waiting"), (False, "silent")])
+def test_of_a_rank_whose_socket_was_removed_its_records_tell_that_it_waits(
+    waited: bool, activity: str
+) -> None:
+    """A call that lasts until it is done; what is not waited for proves nothing of the rank."""
+    cluster = FakeCluster(Record(), unreachable=(0,))
+    place = Place("cell 2", 2, "", "dist.barrier()")
+    issued = Collective(0, 4, "barrier", path=(place,), call=CallFacts(waited=waited))
+    known = Collectives({0: (replace(issued, number=3, phase=Phase.DONE), issued)})
+    state = RankState(0, status=Status.RUNNING, pid=100_000)
+    case = gather(cluster, Snapshot((state,)), LaunchParameters(), collectives=lambda: known)
+    (told,) = case.ranks
+    assert told.activity.value == activity and told.process.unreachable
+    assert (told.waits_for, told.path) == ((4, (place,)) if waited else (None, ()))
 
 
 def test_a_rank_that_cannot_answer_keeps_what_the_system_knows_of_its_process() -> None:

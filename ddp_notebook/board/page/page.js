@@ -240,6 +240,8 @@ class Page {
   drawActions() {
     const { past } = this;
     const own = { past, chosen: [...this.chosen], locations: past ? (past.locations ?? []) : this.get("locations") };
+    // Of ranks that ended without a finding, nothing is left to be read below.
+    this.tabs.hidden = Boolean(this.get("board").frozen && !own.locations.length && !this.get("answers")?.length);
     drawTabs(this.tabs, (name) => (name in own ? own[name] : this.get(name)), (message) => this.send(message));
     this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
   }

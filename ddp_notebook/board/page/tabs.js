@@ -186,7 +186,7 @@ class Tabs {
       this.fixed.length > 1 && this.about(asked && stack, "%ddp_where"),
       stack?.error && make("p", {}, stack.error),
       make("div", { class: "ddpb-sources" }, asked && !stack.error ? stack.classes.map(stackOf) : locations.map(sourceOf)),
-      !asked && !locations.length && hint(this.fixed.length > 1 ? "No rank waits in a collective." : "No lines of code are known."),
+      !asked && !locations.length && hint("No rank waits in a collective."),
     ]);
   }
 

@@ -20,7 +20,8 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job and args.slurm is None:
-        ui.say(jobs.find.text(jobs.find.listed()))
+        found = jobs.find.listed()
+        ui.output.publish({"text/plain": jobs.find.text(found), "text/html": jobs.find.html(found)})
         job = ui.attached
         ui.say("Look at one: %ddp_attach PID" if job is None else f"Attached to {job.name}.")
         return

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import is_initialized  # this one, whatever a cell puts there
 
 from ddp_notebook.launch.child import exit_code
 from ddp_notebook.model import CellFinished, Frame, Place
@@ -52,7 +52,7 @@ class Ending:
             run_ends()
             how = self._how(error, file, left)
             # A script ends with its process.
-            how["no_group"] = in_cell and not dist.is_initialized()
+            how["no_group"] = in_cell and not is_initialized()
         except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:

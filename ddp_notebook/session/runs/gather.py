@@ -17,8 +17,10 @@ from ddp_notebook.model import (
     Activity,
     Case,
     CellFinished,
+    Collective,
     Collectives,
     Diagnosis,
+    Phase,
     ProcessEnd,
     RankError,
     RankReport,
@@ -32,6 +34,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.unresponsive import silent
+from ddp_notebook.views.board_rows import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,13 +82,15 @@ def gather(
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     # After the answers: a rank that has finished meanwhile is not taken for one about to begin.
-    to_do = asked()
-    reports = [
-        _as_recorded(
-            _report(state, answers.get(state.rank), state.rank in to_do), finished.get(state.rank)
-        )
-        for state in states
-    ]
+    to_do, issued = asked(), collectives()
+
+    def report(state: RankState) -> RankReport:
+        made = _report(state, answers.get(state.rank), state.rank in to_do)
+        if state.rank in alive and state.rank not in answers and not cluster.can_ask(state.rank):
+            made = _by_records(made, describe(state), issued.of.get(state.rank, ()))
+        return _as_recorded(made, finished.get(state.rank))
+
+    reports = [report(state) for state in states]
     return Case(
         with_reach(
             reports,
@@ -94,7 +99,7 @@ def gather(
         dict(launch.values),
         launch.store_host,
         store_alive=launch.store_alive(),
-        collectives=collectives(),
+        collectives=issued,
         sources=sources,
         script=launch.script,
     )
@@ -149,7 +154,8 @@ def still_waiting(case: Case, stuck: Case) -> Case:
 
 def _may_still_wait(now: RankReport, before: RankReport) -> bool:
     """Return whether a process that seems to do something else has not run its main thread."""
-    there = now.process.state in ("sleeping", "running") and not now.process.cannot_answer
+    there = now.process.state in ("sleeping", "running")
+    there = there and not (now.process.cannot_answer or now.process.program)
     silent = now.activity is Activity.SILENT and there
     busy = now.activity is Activity.BUSY and now.process.runnable and now.path == before.path
     rested = now.process.main_cpu_s - before.process.main_cpu_s < _HALF_A_TICK_S
@@ -188,6 +194,25 @@ def _report(
     return answer
 
 
+def _by_records(report: RankReport, doing: str, records: Sequence[Collective]) -> RankReport:
+    """Of a rank that cannot be asked: that it waits in a call, where its records show that."""
+    process = replace(report.process, unreachable=True)
+    last = next((each for each in reversed(records) if each.call.thread == 0), None)
+    waits = last is not None and last.phase is Phase.ISSUED and last.call.waited
+    if last is None or not waits or process.state == "stopped" or process.program:
+        return replace(report, process=process)
+    return RankReport(
+        report.rank,
+        Activity.WAITING,
+        inside="collective",
+        doing=doing,
+        path=last.path,
+        initialized=True,
+        process=process,
+        waits_for=last.number,
+    )
+
+
 def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     """Correct `report` by how the rank ended: its code may have replaced what reports need."""
     if ended is None or report.process.state == "stopped":
@@ -199,6 +224,7 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     return replace(
         report,
         activity=Activity.FAILED if failed else Activity.IDLE,
+        run=report.run or ended.cell,
         doing="",
         process=replace(report.process, state=""),
         error=replace(

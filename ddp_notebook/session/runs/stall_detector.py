@@ -168,9 +168,9 @@ def _limit_s(case: Case, still_s: float) -> float:
 
 
 def _broken(case: Case) -> tuple[RankReport, ...]:
-    """Return the ranks that hear questions and cannot answer."""
-    silent = case.where(Activity.SILENT)
-    return tuple(e for e in case.ranks if e.rank in silent and e.process.cannot_answer)
+    """Return the ranks that hear questions and cannot answer, or run another program now."""
+    silent = [e for e in case.ranks if e.activity is Activity.SILENT]
+    return tuple(e for e in silent if e.process.cannot_answer or e.process.program)
 
 
 def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
@@ -179,13 +179,22 @@ def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
     if broken := _broken(case):
         ranks = tuple(e.rank for e in broken)
-        why = (
-            f"cannot answer ({broken[0].process.cannot_answer}) and {agree(ranks, 'uses', 'use')} "
-            f"no CPU: {agree(ranks, 'its', 'their')} code has replaced something that Python or "
-            "torch needs"
-        )
+        if program := broken[0].process.program:
+            their = agree(ranks, "its process runs", "their processes run")
+            why = f"{their} another program now, as after os.exec: {program}"
+        else:
+            why = (
+                f"cannot answer ({broken[0].process.cannot_answer}) and "
+                f"{agree(ranks, 'uses', 'use')} no CPU: {agree(ranks, 'its', 'their')} code has "
+                "replaced something that Python or torch needs"
+            )
         command = f"%ddp_restart --ranks {format_ranks(ranks)}"
         way = f"give {them(ranks)} a new process with {command}, or keep waiting"
+    elif any(e.process.unreachable for e in case.ranks if e.rank in ranks):
+        why = (
+            f"cannot be asked, as {agree(ranks, 'its socket was', 'their sockets were')} removed, "
+            f"and {agree(ranks, 'uses', 'use')} no CPU for {UNDECIDED_AFTER_S:.0f} s"
+        )
     elif ranks:
         why = (
             f"{agree(ranks, 'answers', 'answer')} nothing and {agree(ranks, 'uses', 'use')} no "
