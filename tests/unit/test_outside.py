@@ -297,7 +297,7 @@ def test_a_process_whose_name_is_no_text_is_looked_up_as_any_other() -> None:
 
 @pytest.mark.parametrize(("started", "words"), [(True, "ask again"), (False, "More is known of a")])
 def test_a_job_that_was_to_be_prepared_is_not_told_to_start_that_way(
-    script: Script, started: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    script: str, started: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looked_at, "was_set", lambda pid: started)
     waiting = {rank: waits(script, ALL_REDUCE, "all_reduce") for rank in (0, 1)}
