@@ -721,6 +721,25 @@ def test_a_call_that_an_except_leaves_before_its_reduction_is_no_lack_of_batches
     assert "train.py:5 in one: except OSError as error:" in finding.evidence
 
 
+ENDS = """
+def one(batches):
+    try:
+        x = next(batches)
+    except StopIteration:
+        return
+    dist.all_reduce(x)
+for _ in range(5):
+    one(batches)
+dist.all_reduce(best)
+"""
+
+
+def test_a_call_that_returns_at_the_end_of_the_batches_is_a_lack_of_batches() -> None:
+    step, end = all_reduce(9, (7, "one")), all_reduce(10, shape=(1,))
+    case = play(same(3, [*[step] * 5, end], r1=[*[step] * 4, end]))
+    assert found(case, {"train.py": ENDS}) == [("uneven-inputs", (1,))]
+
+
 BEGINS_AGAIN = """
 def find(train, size):
     while True:
