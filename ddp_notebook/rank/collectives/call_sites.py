@@ -259,7 +259,7 @@ class CallSites:
         texts: list[str] = []
         for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
             _read_variables(code, users, texts)
-        return " ".join(texts)[:_METRIC_CHARACTERS]
+        return " ".join(dict.fromkeys(texts))[:_METRIC_CHARACTERS]
 
     def _find_holders(
         self, frame: FrameType | None, site: CallSite
