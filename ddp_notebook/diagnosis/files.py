@@ -124,8 +124,8 @@ def _removed_before(context: Context, missing: Mapping[int, RankReport]) -> Find
         missing,
         Category.FILESYSTEM,
         removers,
-        f"{verb(removers, 'has', 'have')} removed {first.path} before {name_ranks(ranks)} "
-        f"{agree(ranks, 'was', 'were')} done with it{at_place(first.at[-1])}",
+        f"{verb(removers, 'has', 'have')} removed or renamed {first.path} before "
+        f"{name_ranks(ranks)} {agree(ranks, 'was', 'were')} done with it{at_place(first.at[-1])}",
         "Remove it only once every rank is done with it: dist.barrier() on all ranks, before.",
     )
 

@@ -162,7 +162,7 @@ def test_who_asks_a_job_cannot_change_what_it_does_or_have_it_evaluate(
     job = eventually(lambda: in_its_loop(ranks[0].pid), 120)
     sockets = prepared.sockets_of(job)
     everything = {each.name: each for each in vars(calls).values() if type(each) is calls.Question}
-    reads = {calls.REPORT.name, calls.STACK.name, calls.RUN_FACTS.name}
+    reads = {calls.REPORT.name, calls.REACH.name, calls.STACK.name, calls.RUN_FACTS.name}
     assert reads < everything.keys()
     given = {
         calls.EVALUATE.name: calls.Expression("__import__('os')._exit(3)"),
@@ -170,6 +170,7 @@ def test_who_asks_a_job_cannot_change_what_it_does_or_have_it_evaluate(
             (calls.Breakpoint(1, function="report", condition="__import__('os')._exit(3)"),)
         ),
         calls.MOVE.name: calls.Move(calls.How.END),
+        calls.REACH.name: calls.Targets(()),
     }
 
     for name, question in everything.items():

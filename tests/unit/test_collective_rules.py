@@ -687,16 +687,14 @@ def run(path):
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "category"),
-    [("return None", "conditional-collective"), ("raise", "early-exit")],
-)
-def test_of_two_ranks_the_one_that_an_except_lets_go_has_left(then: str, category: str) -> None:
+@pytest.mark.parametrize("then", ["return None", "raise"])
+def test_who_left_early_is_shown_the_except_that_may_have_let_it_go(then: str) -> None:
     reduce, wait = all_reduce(9, (3, "run")), barrier(9, (8, "run"))
     case = play({0: [reduce, wait], 1: [reduce]})
     finding = the_one(case, {"train.py": GIVES_UP.format(then=then)})
-    assert (finding.category, finding.ranks) == (category, (1,))
-    assert ("(except ValueError: return)" in finding.cause) == (then != "raise")
+    assert (finding.category, finding.ranks) == ("early-exit", (1,))
+    line = "train.py:6 in run: except ValueError as error:"
+    assert (line in finding.evidence) == (then != "raise")
 
 
 SKIPS = """
@@ -719,6 +717,25 @@ def test_a_call_that_an_except_leaves_before_its_reduction_is_no_lack_of_batches
     finding = the_one(case, {"train.py": SKIPS})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
     assert "train.py:5 in one: except OSError as error:" in finding.evidence
+
+
+ENDS = """
+def one(batches):
+    try:
+        x = next(batches)
+    except StopIteration:
+        return
+    dist.all_reduce(x)
+for _ in range(5):
+    one(batches)
+dist.all_reduce(best)
+"""
+
+
+def test_a_call_that_returns_at_the_end_of_the_batches_is_a_lack_of_batches() -> None:
+    step, end = all_reduce(9, (7, "one")), all_reduce(10, shape=(1,))
+    case = play(same(3, [*[step] * 5, end], r1=[*[step] * 4, end]))
+    assert found(case, {"train.py": ENDS}) == [("uneven-inputs", (1,))]
 
 
 BEGINS_AGAIN = """

@@ -86,7 +86,9 @@ def without(*ranks: int, exists: bool = False, path: str = "/run/{}/a.pt") -> Ca
 def test_what_a_rank_removed_before_another_was_done_with_it_is_its_mistake(removed: str) -> None:
     finding = the_one(changed(without(2), (0, "written", "/run/2/a.pt"), (0, "removed", removed)))
     assert (finding.category, finding.ranks) == ("filesystem", (0,))
-    assert finding.sentence.startswith("Rank 0 has removed /run/2/a.pt before rank 2 was done")
+    assert finding.sentence.startswith(
+        "Rank 0 has removed or renamed /run/2/a.pt before rank 2 was done"
+    )
     assert finding.waiting == (1, 2)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from traces import report
 
+from ddp_notebook.cluster.questions import with_reach
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
     Activity,
@@ -19,6 +20,7 @@ from ddp_notebook.model import (
     Ranks,
     codec,
 )
+from ddp_notebook.rank.calls import CannotAnswer, Reached, Targets
 
 STORE = "10.0.0.1:29500"
 NO_ANSWER = "no answer within 0.3 s"
@@ -142,6 +144,22 @@ def test_a_rank_that_does_not_reach_the_store_either_is_not_shut_out_by_this() -
     dropped = Probe(STORE, "timeout", NO_ANSWER)
     other = on("b", 1, probe=dropped, reach=(Probe(listens_at(0, "a"), "timeout", NO_ANSWER),))
     assert found(on("a", 0), other) == []
+
+
+def test_ranks_that_connect_across_hosts_are_asked_whom_they_reach() -> None:
+    asked: list[tuple[Ranks, tuple[str, ...]]] = []
+
+    def ask(ranks: Ranks, targets: Targets) -> dict[int, Reached | CannotAnswer]:
+        asked.append((ranks, targets.targets))
+        dropped = tuple(Probe(target, "timeout", NO_ANSWER) for target in targets.targets)
+        return {0: Reached(dropped[1:]), 1: CannotAnswer("it ended")}
+
+    here = [on("a", 0), on("b", 1), on("b", 2, listens=("127.0.0.1:40002",)), on("b", 3, "ddp")]
+    reports = with_reach(here, ask)
+    assert asked == [((0, 1, 2), (listens_at(0, "a"), listens_at(1, "b")))], "no loopback"
+    assert [len(report.network.reach) for report in reports] == [1, 0, 0, 0]
+    assert with_reach([on("a", 0), on("a", 1)], ask) == (on("a", 0), on("a", 1))
+    assert len(asked) == 1, "ranks of one host are not"
 
 
 # --------------------------------------------------------------------------- loopback

@@ -36,6 +36,11 @@ from ddp_notebook.model import (
 )
 
 
+def test_a_connection_of_pythons_own_that_broke_is_no_other_ranks_doing() -> None:
+    lost = failed(1, "[Errno 104] Connection reset by peer", "ConnectionResetError")
+    assert found(waiting(0), lost, waiting(2)) == [(Category.EXCEPTION_ON_ONE_RANK, (1,))]
+
+
 def test_an_address_of_no_host_is_told_by_the_rank_that_opens_the_store_there() -> None:
     ranks = [knocking(r, arguments(r, store="rank0"), "timeout") for r in range(3)]
     finding = the_one(*ranks, store="rank0")

@@ -160,7 +160,10 @@ class Divergence:
 
     def against_habit(self) -> Branch | None:
         """The branch that deviates from what always came next until then, if there is one."""
-        after = self.own.next_before
+        keys = self.own.earlier_keys
+        if not keys:
+            return None
+        after: list[int | None] = [b for a, b in pairwise(keys) if a == keys[-1]]
         own, other = after.count(self.own.key), after.count(self.other.key)
         if own == other:
             return None

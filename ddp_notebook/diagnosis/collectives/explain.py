@@ -451,7 +451,11 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         if condition and condition.names_leavers:
             culprits = short.ranks
             how = f": {short.named} must not leave before it."
-        elif condition is None and context.sources.knows(record) and not (there and record.part):
+        elif (
+            (condition is None or condition.handles)
+            and context.sources.knows(record)
+            and not (there and record.part)
+        ):
             culprits = tuple(sorted((*full.ranks, *short.ranks)))
             how = ", or on none: which side is wrong is not known."
     remedy = f"Call {called(record)} on every rank of its group{how}"

@@ -378,11 +378,12 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
         if missing_from(full, short) is MissingBuckets.SOME:
             return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
         return _one_step_less(context, alignment, full, short, record)
-    always_reached = condition is None and context.sources.knows(record)
-    leave = condition is not None and condition.names_leavers
-    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and (always_reached or leave))
-    if outvoted and condition is None:
-        return _left_early(context, ranks, ahead, record)
+    untested = condition is None or condition.handles
+    always_reached = untested and context.sources.knows(record)
+    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
+    if outvoted and untested:
+        way = (condition.line,) if condition is not None else ()
+        return _left_early(context, ranks, ahead, record, way)
     culprits = ranks if outvoted else ahead
     return _of_kind(context, Kind.ONE_BRANCH_ONLY, culprits, full, short, record)
 
@@ -453,8 +454,10 @@ def _one_step_less(
     )
 
 
-def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:
-    """They left with something still to do, on which no condition stands."""
+def _left_early(
+    context: Context, short: Ranks, ahead: Ranks, record: Collective, way: tuple[str, ...] = ()
+) -> Finding:
+    """They left with something still to do, on which no condition stands; `way` is an `except`."""
     waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
     dead = [context.reports[rank] for rank in short if context.reports[rank].end.code is not None]
     if len(dead) == len(short):
@@ -484,7 +487,7 @@ def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective
         f"{verb(short, 'has', 'have')} finished, while {waiters}",
         "Every rank must take part in every collective: see where the others wait.",
         context.victims,
-        (fact(ahead, record), nothing_after(short, record.slot - 1)),
+        (fact(ahead, record), nothing_after(short, record.slot - 1), *way),
         sides=(side(ahead, record), side(short, None)),
     )
 

@@ -46,27 +46,31 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
-        if wait_graph.addresses_nobody(context.case, record):
-            yield _for_nobody(context, record)
-            continue
         peers = graph.waits[rank]
         gone = tuple(peer for peer in peers if context.finished(peer))
         if gone and (record.peer is not None or len(gone) == len(peers)):
             yield _peer_gone(context, rank, record, gone)
 
 
-def _for_nobody(context: Context, record: Collective) -> Finding:
-    members = wait_graph.members(context.case, record.group)
-    return Finding(
-        Category.P2P_MISMATCH,
-        (record.rank,),
-        f"{named(record)}: there is no rank {record.peer} in its group, which is "
-        f"{name_ranks(members)}",
-        "Count round where ranks form a ring: (rank + 1) % world_size. In a chain the first rank "
-        "receives nothing, and the last one sends nothing.",
-        context.victims,
-        (f"rank {record.rank}, {_message(record)}",),
-    )
+def messages_to_nobody(context: Context) -> Iterator[Finding]:
+    """A send to a rank that there is not, or a recv from one: it can never be done.
+
+    torch checks neither: gloo waits for that rank until the timeout.
+    """
+    for rank in context.graph.stuck:
+        record = context.graph.at.get(rank)
+        if record is not None and wait_graph.addresses_nobody(context.case, record):
+            members = wait_graph.members(context.case, record.group)
+            yield Finding(
+                Category.P2P_MISMATCH,
+                (rank,),
+                f"{named(record)}: there is no rank {record.peer} in its group, which is "
+                f"{name_ranks(members)}",
+                "Count round where ranks form a ring: (rank + 1) % world_size. In a chain the "
+                "first rank receives nothing, and the last one sends nothing.",
+                context.victims,
+                (f"rank {rank}, {_message(record)}",),
+            )
 
 
 def _why(records: Collection[Collective]) -> tuple[str, str]:

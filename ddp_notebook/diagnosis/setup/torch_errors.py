@@ -234,7 +234,11 @@ def is_of_others(text: str) -> bool:
 def is_victim(e: RankReport) -> bool:
     """True when a rank's error only says that it waited, or that others went away."""
     own = e.error.category or any(meaning.pattern.search(e.error.text) for meaning in MEANINGS)
-    return not own and is_of_others(e.error.text)
+    return not own and e.error.type not in _OF_PYTHON and is_of_others(e.error.text)
+
+
+_OF_PYTHON = ("ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError")
+"""Of connections that Python made, as to a DataLoader's worker: torch's errors have other types."""
 
 
 def lacks_group(e: RankReport) -> bool:
@@ -323,7 +327,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
     if e.error.type == "MemoryError":
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
-    if _VICTIM.search(e.error.text):
+    if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
     if lacks_group(e) and any(map(in_setup, case.ranks)):
         return None  # that it did not call for one as the others did is said of it elsewhere

@@ -164,7 +164,8 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
                 for handler in getattr(other, "handlers", ()):
                     # Who raises the error again has failed, which is known without the code.
                     how = _leaves(handler.body[-1])
-                    if how and not isinstance(handler.body[-1], ast.Raise):
+                    again = isinstance(handler.body[-1], ast.Raise)
+                    if how and not again and not _catches_the_end(handler):
                         yield _of_handler(handler, how)
 
 
@@ -272,8 +273,12 @@ def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool
 
 def _ends_inputs(handler: ast.ExceptHandler) -> bool:
     """True of ``except StopIteration: break``: what ends a loop over batches."""
-    caught = handler.type is not None and last_name(handler.type) == "StopIteration"
-    return caught and _leaves_loop(handler.body[-1])
+    return _catches_the_end(handler) and _leaves_loop(handler.body[-1])
+
+
+def _catches_the_end(handler: ast.ExceptHandler) -> bool:
+    """True of ``except StopIteration``: there were no more batches."""
+    return handler.type is not None and last_name(handler.type) == "StopIteration"
 
 
 def _leaves_loop(node: ast.AST) -> bool:

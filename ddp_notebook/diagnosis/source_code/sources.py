@@ -49,7 +49,9 @@ class Condition:
     decides: Varies = Varies.LOCAL
     """How likely it is why just these ranks came and the others did not."""
     names_leavers: bool = False
-    """It says which ranks leave before the line: ``if rank == 1: return``, ``except …: return``."""
+    """It says which ranks leave before the line: ``if rank == 1: return``."""
+    handles: bool = False
+    """It is an `except` that leaves before the line. The code does not say whether it did."""
 
     @property
     def line(self) -> str:
@@ -117,8 +119,8 @@ class Sources:
             return None
         place, test = tests[weights.index(heaviest)]
         found = self._as_condition(place, test.test, test.line, test.shown)
-        leavers = test.handles or (test.leaves and found.on_rank and _has_equal(test.test))
-        return replace(found, decides=heaviest, names_leavers=leavers)
+        leavers = test.leaves and found.on_rank and _has_equal(test.test)
+        return replace(found, decides=heaviest, names_leavers=leavers, handles=test.handles)
 
     def any_by_rank(self, names: Collection[str]) -> bool:
         """True when a test of the rank stands before one of these functions, or what calls it."""

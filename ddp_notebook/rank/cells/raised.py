@@ -11,7 +11,7 @@ from types import TracebackType
 
 from ddp_notebook import model
 from ddp_notebook.model import Place
-from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode, raised_by_handler
 
 MOST_CHARACTERS = 30_000
 """The most lines of a traceback; its middle is left out."""
@@ -79,11 +79,15 @@ def line_of(error: BaseException | None, file: str) -> int:
 def wrapped(error: BaseException, user_code: UserCode) -> Iterator[BaseException]:
     """`error`, and what the user's code raised that a library raised it from, the innermost last.
 
-    A pipeline's stage raises "failed to run forward" from what the model's forward raised.
+    A pipeline's stage raises "failed to run forward" from what the model's forward raised, and a
+    DataLoader "exited unexpectedly" from what its handler of SIGCHLD says of a worker's end.
     """
     yield error
     for _ in range(_MOST_WRAPPERS):
         cause, passed = error.__cause__, [line[0] for line in _of_traceback(error)]
+        if cause is not None and raised_by_handler(cause):
+            yield cause
+            return
         if cause is None or not passed or user_code.is_users(passed[-1]):
             return
         if not any(user_code.is_users(line[0]) for line in _of_traceback(cause)):

@@ -243,7 +243,7 @@ class CallSites:
         texts: list[str] = []
         for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
             _read_variables(code, users, texts)
-        return " ".join(texts)[:60]
+        return " ".join(dict.fromkeys(texts))[:60]
 
     def _find_holders(
         self, frame: FrameType | None, site: CallSite
