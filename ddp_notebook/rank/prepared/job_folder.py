@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
