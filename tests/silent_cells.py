@@ -99,6 +99,29 @@ for _ in range(4):
     for p in owner: dist.broadcast(p.data, owner[p], async_op=True)
 """,
     ),
+    "weights that are no longer tied once a state is loaded": (
+        "weight-tying-lost",
+        BOTH,
+        """
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(4, 4, bias=False)
+                self.last = nn.Linear(4, 4, bias=False)
+                self.last.weight = self.first.weight
+            def forward(self, x):
+                return self.last(self.first(x))
+        torch.manual_seed(0)
+        plain = Tied()
+        state = {name: each.clone() for name, each in plain.state_dict().items()}
+        plain.load_state_dict(state, assign=True)
+        tied = DDP(plain)
+        tied_opt = torch.optim.SGD(tied.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(3):
+            step(tied, tied_opt)
+        """,
+    ),
     "a tensor changed while it is broadcast": (
         "async-misuse",
         BOTH,

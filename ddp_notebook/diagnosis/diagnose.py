@@ -184,6 +184,7 @@ TRAINING: Rules = {
         equal.same_draws,
         equal.other_statistics,
         steps.unjoined_results,
+        coverage.untied,
     ),
     Priority.DRIFT: (equal.other_draws, steps.loaded_on_some, steps.diverged_replicas),
 }

@@ -330,6 +330,12 @@ PAGES: Mapping[Category, Page] = {
         "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
         "all_reduce the counts, and divide afterwards.",
     ),
+    Category.WEIGHT_TYING_LOST: Page(
+        _SILENT,
+        "Two weights that the code makes one tensor have become two, and are trained apart.",
+        "Parameters that were equal when the model was wrapped, and the line that ties them.",
+        "Tie them again after load_state_dict(assign=True) and the like, before wrapping.",
+    ),
     Category.RNG_MISMATCH: Page(
         _SILENT,
         "Ranks were given one seed, so noise and the like is the same for their different samples; "

@@ -56,6 +56,7 @@ class Category(StrEnum):
     NAN_ON_ONE_RANK = "nan-on-one-rank"
     LOCAL_STATISTIC = "local-statistic"
     METRIC_MISAGGREGATION = "metric-misaggregation"
+    WEIGHT_TYING_LOST = "weight-tying-lost"
     RNG_MISMATCH = "rng-mismatch"
     NUMERICS_MISMATCH = "numerics-mismatch"
     SAMPLER_MISUSE = "sampler-misuse"

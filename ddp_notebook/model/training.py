@@ -147,6 +147,8 @@ class ReplicaFacts(ReplicaCounts):
     unheld: tuple[str, ...] = ()
     """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
     behind others that an optimizer holds."""
+    twins: tuple[tuple[str, str], ...] = ()
+    """Parameters of one shape in unlike places that had the same values when it was wrapped."""
     parameters: tuple[TensorDigest, ...] = ()
     gradients: tuple[TensorDigest, ...] = ()
     buffers: tuple[TensorDigest, ...] = ()

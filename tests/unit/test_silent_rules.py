@@ -427,6 +427,50 @@ def test_what_is_known_survives_the_wire() -> None:
     assert codec.decode(RunFacts, codec.encode(facts)) == facts
 
 
+# -- weights that were one tensor ----------------------------------------------------------
+
+TIES = "class Net:\n    def tie(self):\n        self.head.weight = self.emb.weight\n"
+TWINS = (("emb.weight", "head.weight"),)
+
+
+def weights(*values: float) -> tuple[TensorDigest, ...]:
+    names = ("emb.weight", "head.weight")
+    pairs = zip(names, values, strict=False)
+    return tuple(TensorDigest(name, 6, f"{value}", value, (value,)) for name, value in pairs)
+
+
+def lms(values: tuple[float, ...] = (1.0, 2.0), **fields: Any) -> list[RunFacts]:
+    usual: dict[str, Any] = {"twins": TWINS, "parameters": weights(*values)}
+    return [
+        run(rank, replicas=(model(**{**usual, **fields}),), optimizers=(optimizer(),))
+        for rank in (0, 1)
+    ]
+
+
+def test_weights_that_the_code_ties_and_that_are_trained_apart_are_told() -> None:
+    (finding,) = found(*lms(), source=TIES)
+    assert (finding.category, finding.ranks) == (Category.WEIGHT_TYING_LOST, (0, 1))
+    assert "train.py:3" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({}, ""),  # a copy that is meant to go its own way
+        ({}, "self.head.weight = nn.Parameter(self.emb.weight.clone())\n"),
+        ({}, "self.head.weight.data = self.emb.weight.data\n"),
+        ({"twins": ()}, TIES),  # tying is off, or another class ties
+        ({"values": (1.0, 1.0)}, TIES),  # they share their memory, or are frozen
+        ({"values": (1.0,)}, TIES),  # one tensor
+        ({"steps": 0}, TIES),
+    ],
+)
+def test_weights_that_are_two_by_intention_are_left_alone(
+    fields: dict[str, Any], source: str
+) -> None:
+    assert not found(*lms(**fields), source=source)
+
+
 # -- data sets under a sampler -------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -96,6 +96,20 @@ class Sources:
         nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
         return all(record.label in texts for record in records)
+
+    def ties(self, one: str, other: str) -> Place | None:
+        """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
+        names = {_last_two(one), _last_two(other)}
+        return self._first_that(lambda n: isinstance(n, ast.Assign) and _last_twos(n) == names)
+
+    def _first_that(self, is_so: Callable[[ast.AST], bool]) -> Place | None:
+        """The line of the first statement or expression of which something is so."""
+        for file, text in self._texts.items():
+            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
+                if is_so(node):
+                    line = int(getattr(node, "lineno", 1))
+                    return Place(file, line, "", text.splitlines()[line - 1].strip())
+        return None
 
     def condition(
         self,
@@ -532,3 +546,12 @@ def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | 
         if (mine.file, mine.line) != (theirs.file, theirs.line):
             return mine, theirs
     return None, None
+
+
+def _last_twos(node: ast.Assign) -> set[str]:
+    """The ends of both sides of ``a.b.c = d.e.f``: ``b.c`` and ``e.f``."""
+    return {_last_two(ast.unparse(expression)) for expression in (node.targets[0], node.value)}
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])

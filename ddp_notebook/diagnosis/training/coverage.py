@@ -500,3 +500,38 @@ unheld_parameters = rule(
         whose=everyone,
     ),
 )
+
+
+# -- one tensor under two names ----------------------------------------------------------
+
+
+def untied(context: Context) -> Iterator[Finding]:
+    """Find weights that the code makes one tensor, began with equal values, and are two by now."""
+    for model in context.models:
+        for pair in model.first.twins:
+            line = context.sources.ties(*pair)
+            if line is None or not all(_apart(replica, pair) for replica in model.of.values()):
+                continue
+            one, other = pair
+            yield Finding(
+                Category.WEIGHT_TYING_LOST,
+                tuple(model.of),
+                f"{one} and {other} of {model.title} are two parameters, which had the same values "
+                f"and are trained apart, though the code makes them one tensor ({line})",
+                "Tie them again after what replaces parameters (load_state_dict(assign=True), "
+                "deepcopy of a part, new layers), and before DistributedDataParallel(model).",
+                evidence=(
+                    f"equal when the model was wrapped, not equal after {model.first.steps} steps: "
+                    f"{one}, {other}",
+                    f"{line}: {line.text}",
+                ),
+            )
+
+
+def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:
+    """True when both are parameters of the replica, with other values."""
+    digests = {digest.name: digest for digest in each.parameters}
+    one, other = (digests.get(name) for name in pair)
+    if pair not in each.twins or one is None or other is None or not each.steps:
+        return False
+    return (one.norm, one.sample) != (other.norm, other.sample)
