@@ -616,21 +616,28 @@ def check_devices(
     """Which rank would get which device. `pool` is the GPUs for ranks, `facts` is torch's."""
     name = "devices"
     try:
-        plan = plan_devices(world_size, "auto", backend, (), pool)
+        for_gpus = bool(facts.get("cuda_build", True))
+        plan = plan_devices(world_size, "auto", backend, (), pool, for_gpus=for_gpus)
     except UsageMistake as mistake:
         return as_init_says(name, str(mistake), "")
     if plan.device == "cpu":
-        have = counted(len(pool), "GPU")
-        why = f"there {agree(pool, 'is', 'are')} {have}" if pool else "no GPU is visible"
-        return Check.ok(name, f"{counted(world_size, 'rank')} on CPUs with gloo: {why}")
+        found = f"{counted(world_size, 'rank')} on CPUs with gloo: "
+        if not pool:
+            return Check.ok(name, f"{found}no GPU is visible")
+        return Check.warning(
+            name,
+            f"{found}torch {facts['torch']} was built without CUDA, and there "
+            f"{agree(pool, 'is', 'are')} {counted(len(pool), 'GPU')}",
+            "To use GPUs, install torch for CUDA from pytorch.org",
+        )
     if trouble := _torch_trouble(facts):
         on_cpus = f"%ddp_init --world-size {world_size} --device cpu"
         return Check.failure(
             name,
             f"ranks would be given GPUs, and {trouble}",
-            f"Ranks on CPUs: {on_cpus}. For GPUs: install torch for CUDA from pytorch.org",
+            f"Ranks on CPUs: {on_cpus}",
         )
-    shown = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(pool[:world_size]))
+    shown = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(plan.gpus))
     return Check.ok(name, f"{shown}; {plan.backend}")
 
 
@@ -638,8 +645,6 @@ def _torch_trouble(facts: Mapping[str, Any]) -> str:
     """Return why this torch cannot use the GPUs; empty when it can, or when that is not known."""
     if not facts.get("torch"):
         return ""  # another check says so
-    if not facts.get("cuda_build"):
-        return f"torch {facts['torch']} was built without CUDA"
     if facts.get("devices") == 0:
         return f"torch cannot use one ({facts.get('cuda_error') or 'it finds none'})"
     return ""

@@ -64,8 +64,7 @@ def examine(
     chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
     # Without the variable CUDA shows all GPUs; with it those that it names, in its order.
     pool = [gpu.index for gpu in gpus] if chosen is None else list(devices.visible_gpus())
-    on_gpus = world_size <= len(pool)
-    nccl = backend == "nccl" or (backend == "auto" and on_gpus)
+    nccl = backend == "nccl" or (backend == "auto" and world_size <= len(pool))
     asked_by = "--master-port" if master_port else "MASTER_PORT"
     port = master_port or checks.port_of(environment)
     master = environment.get("MASTER_ADDR", "").strip()
@@ -94,7 +93,7 @@ def examine(
             chosen, gpus, torch.get("devices")
         ),
         "devices": lambda: checks.check_devices(world_size, backend, pool, torch),
-        "GPUs": lambda: checks.check_gpus(gpus if on_gpus else ()),
+        "GPUs": lambda: checks.check_gpus(gpus if pool else ()),
         f"port {port}": lambda: (
             checks.check_port(port, asked_by, try_port(port), holders_of(port)) if port else ()
         ),

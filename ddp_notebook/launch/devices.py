@@ -7,9 +7,13 @@ initializes CUDA: such a process could not fork ranks that use CUDA.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import UsageMistake
@@ -22,13 +26,24 @@ Answer = TypeVar("Answer")
 class DevicePlan:
     """Which device and backend the ranks get."""
 
-    device: str
-    """cpu, or cuda:0: each rank sees only its own GPU, so it is number 0 there."""
     backend: str
-    labels: tuple[str, ...]
-    """Per rank, for the board: ``cpu``, ``cuda:0 (GPU 3)``."""
-    environment: tuple[dict[str, str], ...]
-    notes: tuple[str, ...]
+    devices: tuple[str, ...]
+    """Per rank: ``cpu``, or ``cuda:1``, the number among the GPUs that every rank sees."""
+    gpus: tuple[str, ...] = ()
+    """Per rank: its GPU, as the user or the driver names it; nothing on CPUs."""
+    environment: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Return cpu, or cuda: in a rank, its own GPU."""
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return each rank's device for the board: ``cpu``, ``cuda:1 (GPU 3)``."""
+        named = [f"{at} (GPU {gpu})" for at, gpu in zip(self.devices, self.gpus, strict=False)]
+        return tuple(named) or self.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +67,40 @@ def gpus() -> tuple[Gpu, ...]:
 def visible_gpus() -> tuple[str, ...]:
     """The GPUs that ranks may use: indices or UUIDs from CUDA_VISIBLE_DEVICES, else all indices.
 
-    None where there is no driver, whatever CUDA_VISIBLE_DEVICES says.
+    None where there is no driver, whatever CUDA_VISIBLE_DEVICES says. CUDA ends the list at the
+    first word that names no GPU: ``0,-1,1`` is GPU 0, ``none`` is no GPU.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
-        drivers = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
-        if not any(map(os.path.exists, drivers)) and not gpus():
-            return ()  # it was set for another machine
-        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
-    return tuple(gpu.index for gpu in gpus())
+    chosen, known = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
+    if chosen is None:
+        return tuple(gpu.index for gpu in known)
+    # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
+    drivers = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+    if not known and not any(map(os.path.exists, drivers)):
+        return ()  # it was set for another machine
+
+    def is_gpu(word: str) -> bool:
+        if word.isdecimal():
+            return not known or int(word) < len(known)
+        return word.startswith(("GPU-", "MIG-"))
+
+    words = (word.strip() for word in chosen.split(","))
+    return tuple(dict.fromkeys(takewhile(is_gpu, words)))
+
+
+def torch_is_for_gpus() -> bool:
+    """Return whether the installed torch was built for GPUs, without importing it; True if unknown.
+
+    Its version.py says so: ``cuda: Optional[str] = None``.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return True
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return True
+    said = re.findall(r"^(?:cuda|hip)\b.*=\s*(\S+)", text, re.MULTILINE)
+    return not said or any(word != "None" for word in said)
 
 
 def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
@@ -93,12 +132,20 @@ def _gpu(nvml: Any, index: int) -> Gpu:
 
 
 def plan_devices(
-    world_size: int, device: str, backend: str, gpus: Sequence[str], available: Sequence[str]
+    world_size: int,
+    device: str,
+    backend: str,
+    gpus: Sequence[str],
+    available: Sequence[str],
+    *,
+    share_gpu: bool = False,
+    for_gpus: bool = True,
 ) -> DevicePlan:
     """Decide device and backend; `notes` explain unexpected choices.
 
     `device` is auto, cpu or cuda; `backend` auto, gloo or nccl; `gpus` what the user listed,
-    `available` the existing GPUs. Raises UsageMistake for options that cannot work.
+    `available` the existing GPUs; with `share_gpu` ranks may share one by NCCL; `for_gpus` says
+    whether torch was built for them. Raises UsageMistake for options that cannot work.
     """
     unknown = [gpu for gpu in gpus if gpu not in available]
     if unknown:
@@ -107,36 +154,53 @@ def plan_devices(
             f"--gpus names GPU {unknown[0]}, but the GPUs here are: {there}. "
             + ("Leave --gpus out." if not available else f"Try --gpus {','.join(available)}")
         )
-    pool = list(gpus or available)
-    wants_cuda = device == "cuda" or backend == "nccl" or bool(gpus)
-    if device == "cpu" and backend == "nccl":
+    init = f"%ddp_init --world-size {world_size}"
+    if device == "cpu" and (backend == "nccl" or share_gpu):
+        asked = "--backend nccl" if backend == "nccl" else "--share-gpu"
         raise UsageMistake(
-            "NCCL moves data between GPUs only, so --backend nccl cannot go with --device cpu. "
-            f"Type: %ddp_init --world-size {world_size} --backend gloo --device cpu"
+            f"NCCL moves data between GPUs only, so {asked} cannot go with --device cpu. "
+            f"Type: {init} --backend gloo --device cpu"
         )
-    if wants_cuda and not pool:
-        asked = "--backend nccl" if backend == "nccl" else "--device cuda"
+    if share_gpu and backend == "gloo":
         raise UsageMistake(
-            f"{asked} needs GPUs, and none is visible here (nvidia-smi and CUDA_VISIBLE_DEVICES). "
-            f"The ranks can run on CPUs: %ddp_init --world-size {world_size} --backend gloo"
+            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it. "
+            f"Type: {init} --backend gloo --device cuda"
+        )
+    pool = list(gpus or available)
+    missing = "none is visible here (nvidia-smi and CUDA_VISIBLE_DEVICES)"
+    if pool and not for_gpus:
+        pool, missing = [], "torch was built without CUDA here (pytorch.org has both)"
+    if (device == "cuda" or backend == "nccl" or share_gpu) and not pool:
+        asked = "--share-gpu" if share_gpu else "--device cuda"
+        asked = "--backend nccl" if backend == "nccl" else asked
+        raise UsageMistake(
+            f"{asked} needs GPUs, and {missing}. The ranks can run on CPUs: {init} --backend gloo"
         )
     if device == "cpu" or not pool:
-        note = "" if device == "cpu" else "No GPU is visible: the ranks run on CPUs, with gloo."
-        return _on_cpus(world_size, note)
-    if world_size > len(pool):
-        return _too_few_gpus(world_size, pool, wants_cuda, backend)
-    chosen = "cpu:gloo,cuda:nccl" if backend == "auto" else backend
-    return _on_gpus(chosen, pool[:world_size], ())
-
-
-def _on_cpus(world_size: int, note: str) -> DevicePlan:
-    return DevicePlan(
-        device="cpu",
-        backend="gloo",
-        labels=("cpu",) * world_size,
-        environment=tuple({} for _ in range(world_size)),
-        notes=(note,) if note else (),
+        why = "No GPU is visible" if not available else "torch was built without CUDA"
+        note = "" if device == "cpu" else f"{why}: the ranks run on CPUs, with gloo."
+        none: tuple[dict[str, str], ...] = tuple({} for _ in range(world_size))
+        return DevicePlan("gloo", ("cpu",) * world_size, (), none, (note,) if note else ())
+    pins = [pool[rank % len(pool)] for rank in range(world_size)]
+    distinct = len(set(pins))
+    have = counted(distinct, "GPU")
+    if distinct == world_size or share_gpu:
+        # The device of a tensor decides which of the two carries it.
+        chosen = "cpu:gloo,cuda:nccl" if backend == "auto" else backend
+        shared = share_gpu and distinct < world_size
+        note = f"{world_size} ranks share {have} by NCCL, over sockets: the times mean nothing."
+        return _on_gpus(chosen, pool, pins, (note,) if shared else (), apart=share_gpu)
+    if backend == "nccl":
+        raise UsageMistake(
+            f"{world_size} ranks but {have}: NCCL needs a GPU of its own for every rank. "
+            f"Type %ddp_init --world-size {distinct} --backend nccl; to share, --share-gpu with "
+            "NCCL, or --backend gloo."
+        )
+    note = (
+        f"{world_size} ranks share {have}, so the backend is gloo: NCCL needs one GPU per rank. "
+        f"NCCL all the same: {init} --share-gpu. On CPUs: {init} --device cpu"
     )
+    return _on_gpus("gloo", pool, pins, (note,))
 
 
 _OF_NCCL = {
@@ -144,38 +208,44 @@ _OF_NCCL = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "86400",
     "NCCL_SET_THREAD_NAME": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 """Unless the user has set them: torch's watchdog does not end a rank whose GPU fails or hangs,
-which the user is looking at, and NCCL's threads have names by which they are told from others."""
+which the user is looking at; NCCL's threads have names by which they are told from others; CUDA
+numbers GPUs as nvidia-smi and the board do."""
+
+_SHARING = {
+    "NCCL_NET": "Socket",
+    **dict.fromkeys(("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "1"),
+    **dict.fromkeys(("NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_RAS_ENABLE"), "0"),
+    "NCCL_MAX_CTAS": "2",
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+}
+"""NCCL refuses two ranks on one GPU of one host; with an NCCL_HOSTID each, ranks are hosts of their
+own to it. Then all that goes past the network is off, and few blocks of a GPU are taken, so that
+the kernels of all ranks fit there at once: each waits for the others' while it runs."""
 
 
-def _on_gpus(backend: str, pins: Sequence[str], notes: tuple[str, ...]) -> DevicePlan:
-    of_nccl = {name: os.environ.get(name, value) for name, value in _OF_NCCL.items()}
+def _on_gpus(
+    backend: str,
+    pool: Sequence[str],
+    pins: Sequence[str],
+    notes: tuple[str, ...],
+    *,
+    apart: bool = False,
+) -> DevicePlan:
+    # Every rank sees all GPUs, as under torchrun: `model.to(rank)`, `device_ids=[rank]` and
+    # `set_device(LOCAL_RANK)` mean in a cell what they mean in a script.
+    visible = list(dict.fromkeys(pool))
+    common = {**_OF_NCCL, **(_SHARING if apart else {})}
+    common = {name: os.environ.get(name, value) for name, value in common.items()}
+    common["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    hosts = [{"NCCL_HOSTID": f"ddp-rank-{rank}"} if apart else {} for rank in range(len(pins))]
     return DevicePlan(
-        device="cuda:0",
         backend=backend,
-        labels=tuple(f"cuda:0 (GPU {gpu})" for gpu in pins),
-        environment=tuple({"CUDA_VISIBLE_DEVICES": gpu, **of_nccl} for gpu in pins),
+        devices=tuple(f"cuda:{visible.index(gpu)}" for gpu in pins),
+        gpus=tuple(pins),
+        environment=tuple({**common, **host} for host in hosts),
         notes=notes,
     )
-
-
-def _too_few_gpus(
-    world_size: int, pool: Sequence[str], wants_cuda: bool, backend: str
-) -> DevicePlan:
-    have = counted(len(pool), "GPU")
-    if not wants_cuda:
-        return _on_cpus(
-            world_size,
-            f"{world_size} ranks but {have}: the ranks run on CPUs, with gloo. "
-            f"One rank per GPU: %ddp_init --world-size {len(pool)}. "
-            f"Several ranks on a GPU: %ddp_init --world-size {world_size} --device cuda",
-        )
-    if backend == "nccl":
-        raise UsageMistake(
-            f"{world_size} ranks but {have}: NCCL needs a GPU of its own for every rank. "
-            f"Type %ddp_init --world-size {len(pool)} --backend nccl, or --backend gloo to share."
-        )
-    pins = [pool[rank % len(pool)] for rank in range(world_size)]
-    note = f"{world_size} ranks share {have}, so the backend is gloo: NCCL needs one GPU per rank."
-    return _on_gpus("gloo", pins, (note,))

@@ -227,6 +227,8 @@ class Awaited:
     """It waits for the end of processes that it started."""
     key: str = ""
     """The key of a store that no rank has set."""
+    gpu: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """It waits for a collective through its GPU, which may have other work before that."""
 
 
 @dataclass(frozen=True, slots=True)

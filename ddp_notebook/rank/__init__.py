@@ -12,6 +12,7 @@ core.py            The core of a runtime, which every rank's process has.
 debugger/          Stops at lines, steps from line to line, inspects frames.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
+gpu.py             What this rank's GPU does, asked without waiting for it.
 inspect/           A rank's reports about itself: stacks, call sites, its state, its variables.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
 orders.py          Takes the session's orders to run something.

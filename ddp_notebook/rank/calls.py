@@ -551,7 +551,7 @@ REDUCTION: Call[ModelName, Reduction | RankFailure] = Call("reduction")
 
 
 class BenchDevice(Message, frozen=True):
-    """The device that a benchmark will use: ``cpu`` or ``cuda:0``."""
+    """The device that a benchmark will use: ``cpu`` or ``cuda``, each rank's own."""
 
     device: str
 

@@ -101,7 +101,7 @@ class BringUp:
             rank=0,
             world_size=options.world_size,
             backend=devices.backend,
-            device=devices.device,
+            device="",
             init_method=options.init_method,
             master_addr=host,
             master_port=port,
@@ -113,7 +113,12 @@ class BringUp:
             patient=patient,
         )
         return {
-            rank: structs.replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
+            rank: structs.replace(
+                plan,
+                rank=rank,
+                device=devices.devices[rank],
+                settings=dict(settings.get(rank, {})),
+            )
             for rank in self.everyone
         }
 

@@ -34,9 +34,9 @@ class InitOptions:
     `timeout_s` is how long set-up may take before it fails with an explanation.
     `threads_per_rank` 0 means cores divided by ranks, at least 1. `master_port` 0 means
     that the system chooses a free one. `store` is session (it hosts the store, as torchrun's
-    agent does) or rank0 (as in a plain script). `settings` change the environment of single
-    ranks; with `step` set-up stops before the first stage. Raises UsageMistake for values
-    that cannot work.
+    agent does) or rank0 (as in a plain script). With `share_gpu` ranks share GPUs by NCCL.
+    `settings` change the environment of single ranks; with `step` setup stops before the first
+    stage. Raises UsageMistake for values that cannot work.
     """
 
     world_size: int = 4
@@ -47,6 +47,7 @@ class InitOptions:
     master_port: int = 0
     init_method: str = "env"
     gpus: tuple[str, ...] = ()
+    share_gpu: bool = False
     launcher: str = "auto"
     threads_per_rank: int = 0
     store: str = "session"
@@ -81,12 +82,6 @@ class InitOptions:
                 f"--set names rank {absent[0]}: world size is {self.world_size}, so ranks are "
                 f"0 to {self.world_size - 1}."
             )
-        repeated = {gpu for gpu in self.gpus if self.gpus.count(gpu) > 1}
-        if repeated and self.backend == "nccl":
-            raise UsageMistake(
-                f"--gpus names GPU {sorted(repeated)[0]} twice, and NCCL needs a GPU of its own "
-                "for every rank. Use --backend gloo to share."
-            )
 
     def same_processes(self, other: InitOptions) -> bool:
         """Return whether ranks started for `other` can be set up with these options."""
@@ -98,6 +93,7 @@ class InitOptions:
         """Return the options that would make each process differ from one started for `other`."""
         options = {
             "device": "--device",
+            "share_gpu": "--share-gpu",
             "launcher": "--launcher",
             "threads_per_rank": "--threads-per-rank",
         }

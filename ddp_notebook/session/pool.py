@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
 from ddp_notebook.launch.client import ForkServerClient, can_fork
-from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
+from ddp_notebook.launch.devices import DevicePlan, plan_devices, torch_is_for_gpus, visible_gpus
 from ddp_notebook.launch.session_folder import sweep_stale_folders
 from ddp_notebook.session.interrupts import noted
 
@@ -93,7 +93,13 @@ class RankPool:
         """Plan which rank gets which device. Raises UsageMistake when there are too few."""
         available = self._gpus if self._gpus is not None else visible_gpus()
         return plan_devices(
-            options.world_size, options.device, options.backend, options.gpus, available
+            options.world_size,
+            options.device,
+            options.backend,
+            options.gpus,
+            available,
+            share_gpu=options.share_gpu,
+            for_gpus=torch_is_for_gpus(),
         )
 
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from ddp_notebook import files
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.launch import out_of_memory
-from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
 from ddp_notebook.session.options import cores
@@ -89,19 +88,10 @@ def warning(options: InitOptions) -> str:
             f"{format_bytes(left_bytes)} of memory are left, and a rank with a small model takes "
             f"about {format_bytes(RANK_BYTES)}. Where memory runs out, the system kills ranks."
         )
-    shares = options.device == "cuda" and options.backend != "nccl"  # which is refused
-    gpus = (options.gpus or visible_gpus()) if shares else ()
-    if gpus and world_size > len(gpus):
-        fits.append(len(gpus))
-        why.append(
-            f"{world_size} ranks share {counted(len(gpus), 'GPU')} and the memory "
-            "there, by gloo: NCCL needs one GPU per rank."
-        )
     if not why:
         return ""
     why.append("If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I).")
-    on = " --device cuda" if gpus else ""
-    return "\n".join([*why, f"What fits: %ddp_init --world-size {min(fits)}{on}"])
+    return "\n".join([*why, f"What fits: %ddp_init --world-size {min(fits)}"])
 
 
 def why_too_little_memory(world_size: int, left_bytes: int | None) -> str:

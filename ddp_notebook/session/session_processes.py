@@ -301,20 +301,22 @@ class Processes:
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
 
     def _network(self) -> dict[str, str]:
-        """Return what has gloo use the loopback interface where the ranks meet there."""
-        if self.options.master_addr in ("127.0.0.1", "localhost", "::1"):
-            interface = loopback_interface()
-            if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-                return {"GLOO_SOCKET_IFNAME": interface}
-        return {}
+        """Return what has gloo and NCCL use the loopback interface where the ranks meet there.
+
+        Both listen on the first other one by default, where other hosts can connect.
+        """
+        local = self.options.master_addr in ("127.0.0.1", "localhost", "::1")
+        interface = loopback_interface() if local else ""
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return {name: interface for name in names if interface and name not in os.environ}
 
     def environment(self, ranks: Ranks) -> dict[str, str]:
         """Environment variables of a script's processes besides the notebook's and torchrun's.
 
         They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
         """
-        pinned = (self.devices.environment[rank].get("CUDA_VISIBLE_DEVICES") for rank in ranks)
-        gpus = ",".join(dict.fromkeys(gpu for gpu in pinned if gpu is not None))
+        devices = self.devices
+        gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in ranks)) if devices.gpus else ""
         visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 

@@ -46,6 +46,13 @@ n = 0
 while True:
     n += 1
 """
+SKIPS_ONE = """\
+for step in range(3):
+    if rank != 1 or step != 1:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+if rank == 0:
+    work.wait()
+"""
 NEVER_COMES = """
 from ddp_notebook.rank.setup import connecting
 from ddp_notebook.rank.setup.errors import StageError
@@ -217,6 +224,18 @@ def test_a_script_that_is_busy_is_given_up_while_it_runs(session: Session, tmp_p
         error = running.result(10).error
     assert error is not None
     assert re.search(r"KeyboardInterrupt|interrupted", str(error)), error
+    goes_on(session)
+    assert rank_pids(session) == before
+
+
+def test_a_rank_that_did_not_wait_for_its_last_collective_gives_up_its_group_at_once(
+    session: Session,
+) -> None:
+    """gloo's group, destroyed, waits for it: for half an hour, in a rank that nobody frees."""
+    before = rank_pids(session)
+    result = session.run_cell(SKIPS_ONE)
+    assert isinstance(result.error, Stuck), result.error
+    abort_in_time(session)
     goes_on(session)
     assert rank_pids(session) == before
 

@@ -37,9 +37,15 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     ("chosen", "visible"),
     [
         (None, ("0", "1")),
-        ("3,5", ("3", "5")),
+        ("1,0", ("1", "0")),
+        ("3,5", ()),
+        ("0,-1,1", ("0",)),
+        ("1,5,0", ("1",)),
+        ("0,0", ("0",)),
         ("GPU-bb, MIG-11", ("GPU-bb", "MIG-11")),
         ("-1", ()),
+        ("none", ()),
+        ("NoDevFiles", ()),
         ("", ()),
     ],
 )

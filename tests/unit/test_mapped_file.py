@@ -16,6 +16,7 @@ import torch
 
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.guard import Guard, Mismatch
+from ddp_notebook.rank.collectives.operations import OPERATIONS, Facts
 from ddp_notebook.rank.collectives.splits import Exchanges
 
 SIZE_BYTES = 1 << 16
@@ -182,6 +183,20 @@ def test_a_peer_is_found_by_the_name_of_its_file_alone(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(store.keys)
     mine.find_peers(store, "world", 0, 2)
     assert len(mine._peers) == 1
+
+
+def test_a_peer_that_comes_after_the_group_is_made_is_compared_all_the_same(tmp_path: Path) -> None:
+    """NCCL's groups are made without waiting for the others."""
+    store = Store()
+    mine, theirs = guard(tmp_path, 0), guard(tmp_path, 1)
+    mine.find_peers(store, "world", 0, 2)
+    operation, facts = OPERATIONS[0], Facts(shape=(4,), dtype="float32")
+    mine.check(0, 0, 7, operation, facts)
+    theirs.publish(store, "world", 1)
+    theirs.find_peers(store, "world", 1, 2)
+    theirs.check(1, 0, 8, operation, facts)
+    with pytest.raises(Mismatch, match=r"rank 0 brings .* and rank 1 brings"):
+        mine.check(1, 1, 7, operation, facts)
 
 
 def test_a_store_that_has_gone_leaves_the_group_without_peers_and_whole(tmp_path: Path) -> None:

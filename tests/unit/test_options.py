@@ -18,8 +18,9 @@ def plan(
     backend: str = "auto",
     gpus: tuple[str, ...] = (),
     available: tuple[str, ...] = (),
+    **more: bool,
 ) -> DevicePlan:
-    return plan_devices(world_size, device, backend, gpus, available)
+    return plan_devices(world_size, device, backend, gpus, available, **more)
 
 
 def test_without_gpus_ranks_run_on_cpus_and_it_is_said() -> None:
@@ -34,32 +35,49 @@ def test_asking_for_cpus_is_not_commented_on() -> None:
 
 def test_each_rank_gets_a_gpu_of_its_own() -> None:
     chosen = plan(available=("0", "1", "2"))
-    assert chosen.device == "cuda:0"
+    assert (chosen.device, chosen.devices) == ("cuda", ("cuda:0", "cuda:1"))
     assert chosen.backend == "cpu:gloo,cuda:nccl"
-    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1"]
-    assert chosen.labels == ("cuda:0 (GPU 0)", "cuda:0 (GPU 1)")
+    assert chosen.labels == ("cuda:0 (GPU 0)", "cuda:1 (GPU 1)")
+    visible = {e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment}
+    assert visible == {"0,1,2"}, "as in a script: cuda:LOCAL_RANK is a rank's own"
+    assert plan(3, available=("0", "1", "2")).environment[:2] == chosen.environment, (
+        "a rank that stays when the number changes sees what a new one sees"
+    )
 
 
 def test_the_gpus_named_are_the_gpus_used() -> None:
     chosen = plan(3, gpus=("0", "1", "3"), available=("0", "1", "2", "3"))
-    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1", "3"]
+    assert {e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment} == {"0,1,3"}
+    assert chosen.labels[2] == "cuda:2 (GPU 3)"
 
 
-def test_more_ranks_than_gpus_run_on_cpus_and_it_says_what_else_can_be_done() -> None:
-    chosen = plan(4, available=("0",))
-    assert chosen.device == "cpu"
+def test_more_ranks_than_gpus_share_them_with_gloo_and_it_says_what_else_can_be_done() -> None:
+    chosen = plan(3, available=("0", "1"))
+    assert (chosen.backend, chosen.devices) == ("gloo", ("cuda:0", "cuda:1", "cuda:0"))
     assert chosen.notes == (
-        "4 ranks but 1 GPU: the ranks run on CPUs, with gloo. "
-        "One rank per GPU: %ddp_init --world-size 1. "
-        "Several ranks on a GPU: %ddp_init --world-size 4 --device cuda",
+        "3 ranks share 2 GPUs, so the backend is gloo: NCCL needs one GPU per rank. "
+        "NCCL all the same: %ddp_init --world-size 3 --share-gpu. "
+        "On CPUs: %ddp_init --world-size 3 --device cpu",
     )
+    assert plan(2, gpus=("0", "0"), available=("0",)).backend == "gloo", "one GPU, named twice"
 
 
-def test_ranks_share_gpus_with_gloo_when_asked_to() -> None:
-    chosen = plan(3, device="cuda", available=("0", "1"))
-    assert chosen.backend == "gloo"
-    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1", "0"]
-    assert "share 2 GPUs" in chosen.notes[0]
+def test_ranks_share_a_gpu_by_nccl_each_as_a_host_of_its_own() -> None:
+    chosen = plan(2, available=("0",), share_gpu=True)
+    assert (chosen.backend, chosen.devices) == ("cpu:gloo,cuda:nccl", ("cuda:0", "cuda:0"))
+    first, second = chosen.environment
+    assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
+    assert first["NCCL_NET"] == "Socket" and first["NCCL_SHM_DISABLE"] == "1"
+    assert "the times mean nothing" in chosen.notes[0]
+    assert plan(2, available=("0",), backend="nccl", share_gpu=True).backend == "nccl"
+
+
+def test_where_torch_was_built_without_cuda_gpus_are_of_no_use() -> None:
+    chosen = plan(available=("0", "1"), for_gpus=False)
+    assert chosen.device == "cpu"
+    assert chosen.notes == ("torch was built without CUDA: the ranks run on CPUs, with gloo.",)
+    with pytest.raises(UsageMistake, match="--device cuda needs GPUs, and torch was built without"):
+        plan(device="cuda", available=("0",), for_gpus=False)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +90,19 @@ def test_ranks_share_gpus_with_gloo_when_asked_to() -> None:
         (
             {"world_size": 4, "backend": "nccl", "available": ("0", "1")},
             "4 ranks but 2 GPUs: NCCL needs a GPU of its own for every rank.",
+        ),
+        (
+            {"backend": "nccl", "gpus": ("0", "0"), "available": ("0", "1")},
+            "2 ranks but 1 GPU: NCCL needs a GPU of its own for every rank.",
+        ),
+        ({"share_gpu": True}, "--share-gpu needs GPUs, and none is visible here"),
+        (
+            {"share_gpu": True, "device": "cpu", "available": ("0",)},
+            "NCCL moves data between GPUs only, so --share-gpu cannot go with --device cpu.",
+        ),
+        (
+            {"share_gpu": True, "backend": "gloo", "available": ("0",)},
+            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it.",
         ),
     ],
 )
@@ -92,7 +123,6 @@ def test_what_cannot_be_says_so(arguments: dict[str, object], message: str) -> N
         ({"master_port": -1}, "--master-port -1 is not a port"),
         ({"timeout_s": 0.0}, "--timeout is in seconds and must be more than 0"),
         ({"threads_per_rank": -2}, "--threads-per-rank must be 1 or more."),
-        ({"gpus": ("0", "0"), "backend": "nccl"}, "--gpus names GPU 0 twice"),
     ],
 )
 def test_options_that_cannot_work_are_refused(arguments: dict[str, object], message: str) -> None:

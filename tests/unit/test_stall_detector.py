@@ -11,6 +11,7 @@ from traces import report, with_facts
 from ddp_notebook.diagnosis import diagnose
 from ddp_notebook.model import (
     Activity,
+    Awaited,
     Case,
     Category,
     Diagnosis,
@@ -23,6 +24,7 @@ from ddp_notebook.session.runs.stall_detector import (
     LOOK_AFTER_S,
     LOOK_EVERY_S,
     NONE_COMES_AFTER_S,
+    QUEUED_AFTER_S,
     RESTLESS_FOR_S,
     UNDECIDED_AFTER_S,
     StallDetector,
@@ -202,6 +204,13 @@ def test_a_long_stillness_that_no_rule_explains_is_shown_as_it_is() -> None:
     assert finding.waiting == (0, 1, 2)
     assert len(finding.evidence) == 3
     assert "%ddp_abort" in finding.remedy
+
+
+def test_ranks_whose_gpus_have_much_to_compute_before_a_collective_are_waited_for_longer() -> None:
+    queued = tuple(replace(e, awaits=Awaited(gpu=True)) for e in HEALTHY)
+    watch = Watch(*queued)
+    assert watch.pass_s(QUEUED_AFTER_S - 1) is None
+    assert said(watch.pass_s(5)) == (Category.UNDECIDED, ())
 
 
 @pytest.mark.parametrize(

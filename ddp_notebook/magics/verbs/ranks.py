@@ -40,6 +40,7 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
             master_port=args.master_port,
             init_method=args.init_method,
             gpus=tuple(gpu.strip() for gpu in args.gpus.split(",") if gpu.strip()),
+            share_gpu=args.share_gpu,
             launcher=args.launcher,
             threads_per_rank=args.threads_per_rank,
             store=args.store,
@@ -125,7 +126,7 @@ INIT = Verb(
     options=(
         Option("-n --world-size N", "number of ranks", default=4),
         Option("--backend", "auto: nccl when each rank has a GPU, else gloo", choices=BACKENDS),
-        Option("--device", "auto: GPUs if every rank can have one, else CPUs", choices=DEVICES),
+        Option("--device", "auto: GPUs if there are any, else CPUs", choices=DEVICES),
         Option("--timeout S", "seconds that a stage of setup may wait", default=60.0),
         Option("--master-addr ADDRESS", "where the store listens", default="127.0.0.1"),
         Option("--master-port PORT", "its port (default: a free one)", default=0),
@@ -135,6 +136,7 @@ INIT = Verb(
             choices=INIT_METHODS,
         ),
         Option("--gpus LIST", "the GPUs to use, one per rank, such as 0,1,3"),
+        Option("--share-gpu", "several ranks on one GPU by NCCL: real hangs, no real speeds"),
         Option(
             "--launcher",
             "fork: fast, less memory; process: ordinary processes; auto: fork if possible",

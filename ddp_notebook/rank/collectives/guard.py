@@ -80,6 +80,8 @@ class Guard:
         self._words = memoryview(mapped_file.make(path, _FILE_BYTES)).cast("Q")
         # The words beside the peer: read before each collective, as a local name.
         self._peers: tuple[tuple[memoryview, _Peer], ...] = ()
+        self._late: dict[int, tuple[Any, str]] = {}
+        """The ranks that were not there yet: the store that they write into, and their key."""
         log = process.collective_log.name
         self.name = path.name
         """Of its file, in the session's folder."""
@@ -94,17 +96,27 @@ class Guard:
         store.set(_key(prefix, rank), json.dumps(self._address))
 
     def find_peers(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        """Find the words of the others, now that the group is made."""
+        """Find the words of the others, now that the group is made.
+
+        With NCCL it is made before all have arrived: `check` looks again for those who are late.
+        """
+        self._late = {peer: (store, _key(prefix, peer)) for peer in _compared(rank, size)}
+        self._find_late()
+
+    def _find_late(self) -> None:
         peers = []
-        for peer in _compared(rank, size):
+        for number, (store, key) in list(self._late.items()):
             # It is on another host; or another user wrote into the store, which is not protected.
             # Or the store has gone, with a rank that has ended by now.
             unusable = (OSError, ValueError, KeyError, TypeError, RuntimeError)
-            with contextlib.suppress(*unusable):
-                # With NCCL the group is made before all have arrived; who is late is not guarded.
-                if store.check([_key(prefix, peer)]):
-                    peers.append(_Peer(self._folder, json.loads(store.get(_key(prefix, peer)))))
-        self._peers = tuple((peer.words, peer) for peer in peers)
+            try:
+                if not store.check([key]):
+                    continue
+                peers.append(_Peer(self._folder, json.loads(store.get(key))))
+            except unusable:
+                pass
+            del self._late[number]
+        self._peers += tuple((peer.words, peer) for peer in peers)
 
     def check(
         self, seq_id: int, number: int, fingerprint: int, operation: Operation, facts: Facts
@@ -119,6 +131,8 @@ class Guard:
         words = self._words
         words[at + 1] = number
         words[at] = word
+        if self._late and not seq_id & (seq_id - 1):  # a power of two: to ask the store takes long
+            self._find_late()
         for theirs, peer in self._peers:
             other = theirs[at]
             if other != word and other >> 40 == word >> 40:

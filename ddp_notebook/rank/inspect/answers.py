@@ -138,10 +138,11 @@ class Reporter:
                 workers=() if inside else watched.data_workers.owing(stack),
                 processes=not inside and joins_processes(stack),
                 key=wait.key,
+                gpu=wait.on_gpu,
             ),
             process=ProcessFacts(
                 pid=os.getpid(),
-                runnable=runnable and not wait.polls,
+                runnable=runnable and not (wait.polls or wait.on_gpu),
                 main_cpu_s=main_cpu_s(),
                 still_s=round(still_s, 1),
                 versions=versions(),

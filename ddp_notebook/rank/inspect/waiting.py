@@ -58,6 +58,8 @@ class Wait(NamedTuple):
     """The key of a store that it waits for."""
     polls: bool = False
     """It asks in a loop of the user's, which may use the CPU."""
+    on_gpu: bool = False
+    """It waits through its GPU; the thread may spin."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Waiting:
         """Return what it waits in; `runnable` if it uses the CPU."""
         if self._main_thread.gpu_works:
             number = self._observer.waits_for()
-            return Wait() if number is None else Wait("collective", number, polls=True)
+            return Wait() if number is None else Wait("collective", number, on_gpu=True)
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
@@ -192,7 +194,7 @@ class Waiting:
             return Wait("collective", polls=True)
         number = self._hung_on_gpu(awaited)
         if number is not None:
-            return Wait("collective", number, polls=True)
+            return Wait("collective", number, on_gpu=True)
         if runnable:
             return Wait()
         key = store_keys.awaited(frames.chain(awaited.frame))
@@ -207,16 +209,17 @@ class Waiting:
 
         NCCL's collectives have long returned when the thread waits, in a call that reads a value.
         Nothing in Python tells such a call from one that computes. So all of this must hold: its
-        oldest collective is not done, it stands at one instruction since then, without another
-        collective, and what it calls there is known to wait for a GPU. The thread may spin.
+        oldest collective is not done and has been the oldest for some time (else the GPU works off
+        a queue), it stands at one instruction all that time, and what it calls there is known to
+        wait for a GPU. The thread may spin.
         """
-        observer, now_s = self._observer, time.monotonic()
-        place = id(awaited.frame), awaited.instruction, observer.issued()
-        if place != self._place:
-            self._place, self._at_place_since_s = place, now_s
         if awaited.frame is None or not (awaited.is_main and gpu.in_use()):
             return None
+        observer, now_s = self._observer, time.monotonic()
         number = observer.waits_for()
+        place = id(awaited.frame), awaited.instruction, observer.issued(), number
+        if place != self._place:
+            self._place, self._at_place_since_s = place, now_s
         still = now_s - self._at_place_since_s >= _STILL_S
         return number if still and number is not None and gpu.may_wait_in(awaited.frame) else None
 

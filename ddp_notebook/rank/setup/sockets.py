@@ -27,7 +27,12 @@ class TorchSockets(Component):
         self._before_call: set[int] = set()
 
     def setup_begins(self) -> None:
-        """Sockets open now are not torch's; those opened from now on are."""
+        """End the connections of earlier groups. Sockets opened from now on are torch's.
+
+        The groups are destroyed next, and gloo's waits then for the collectives that it was left
+        with, up to half an hour: a rank that did not wait for one is idle, and nobody frees it.
+        """
+        self.shut_down()
         self._torchs.clear()
         self._before_setup, self._before_group = set(_inodes()), None
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ddp_notebook import model
+from ddp_notebook.rank import gpu
 
 
 class Digester:
@@ -44,7 +45,9 @@ class Digester:
 
 
 def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
-    """One tensor; None if it cannot be read (sparse, quantised, lazy, on the meta device)."""
+    """One tensor; None if it cannot be read (sparse, quantised, lazy, on a GPU that is at work)."""
+    if not gpu.is_readable(tensor):
+        return None
     try:
         return _digest(name, tensor.detach())
     except (RuntimeError, TypeError, NotImplementedError, ValueError):

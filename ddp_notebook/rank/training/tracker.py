@@ -18,7 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.model import Ranks
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
@@ -62,9 +62,9 @@ def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    """True of a tensor that can be read: no shard, not on the meta device."""
+    """True of a tensor that can be read: no shard, not on the meta device, its GPU not at work."""
     readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
-    return readable and parameter.is_contiguous()
+    return readable and parameter.is_contiguous() and gpu.is_readable(parameter)
 
 
 def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
@@ -312,6 +312,8 @@ def _few_values(gradient: Any) -> list[float]:
     """Eight values at most, evenly spread; empty if they cannot be read without waiting."""
     local = fsdp_private.local_part(gradient) if gradient is not None else None
     if local is None or local.layout is not torch.strided or not local.is_contiguous():
+        return []
+    if not gpu.is_readable(local):
         return []
     flat = local.view(-1)
     values: list[float] = flat[:: max(1, flat.numel() // 8)][:8].tolist()

@@ -5,7 +5,7 @@ A dead rank's report comes from the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -96,8 +96,10 @@ def gather(
     )
 
 
-def without_earlier_failures(case: Case, run: int) -> Case:
+def without_earlier_failures(case: Case, run: int, finished: Container[int]) -> Case:
     """Return `case` with ranks idle that have failed before `run` began, and are not in it.
+
+    `finished` were in it, also where they can no longer report which run was their last.
 
     A rank keeps the error of its last cell until it gets another one. Whoever waits for it in a
     later cell waits because it does not run that cell, not because of an error that is past. One
@@ -105,7 +107,8 @@ def without_earlier_failures(case: Case, run: int) -> Case:
     """
 
     def now(report: RankReport) -> RankReport:
-        if report.activity is not Activity.FAILED or report.inside or report.run >= run:
+        earlier = report.run < run and report.rank not in finished
+        if report.activity is not Activity.FAILED or report.inside or not earlier:
             return report
         return replace(report, activity=Activity.IDLE, doing="", error=RankError())
 

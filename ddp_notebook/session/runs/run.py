@@ -335,7 +335,7 @@ class CellRun:
             finished=self.events.finished,
         )
         if not alone:
-            case = without_earlier_failures(case, self.cell)
+            case = without_earlier_failures(case, self.cell, self.events.finished)
         case = with_sources_in_use(case, self.earlier)
         if alone and self.started_ranks is not None:
             case = self.started_ranks.case(case) or case

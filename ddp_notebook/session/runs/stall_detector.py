@@ -42,6 +42,8 @@ _OF_A_MOMENT = frozenset(
 """Categories that can appear briefly on a healthy run when ranks lack a CPU."""
 UNDECIDED_AFTER_S = 30.0
 """After this long without any change, a stall that no rule explains is shown as it is."""
+QUEUED_AFTER_S = 120.0
+"""The same where ranks wait for GPUs, which may have much to compute before the collective."""
 BROKEN_AFTER_S = 3.0
 """The same where a rank hears questions and its code has replaced what answers need."""
 NONE_COMES_AFTER_S = 5.0
@@ -156,12 +158,13 @@ def _limit_s(case: Case, still_s: float) -> float:
     """Return after how long a stall that no rule explains ends the run."""
     if _broken(case):
         return BROKEN_AFTER_S
+    undecided_s = QUEUED_AFTER_S if any(e.awaits.gpu for e in case.ranks) else UNDECIDED_AFTER_S
     # The graph is made only once it may matter: of many ranks it takes a while.
     may_move = case.where(Activity.SILENT) or any(e.process.runnable for e in case.ranks)
     if still_s < NONE_COMES_AFTER_S or may_move or not case.waiting:
-        return UNDECIDED_AFTER_S
+        return undecided_s
     proven = set(wait_graph(case).stuck) >= set(case.waiting)
-    return NONE_COMES_AFTER_S if proven else UNDECIDED_AFTER_S
+    return NONE_COMES_AFTER_S if proven else undecided_s
 
 
 def _broken(case: Case) -> tuple[RankReport, ...]:

@@ -128,7 +128,7 @@ class Benchmarks:
 
     @property
     def device(self) -> str:
-        """Where the tensors of a benchmark live: cpu, or cuda:0."""
+        """Where the tensors of a benchmark live: cpu, or each rank's GPU (cuda)."""
         return self._pool.need("%ddp_bench").devices.device
 
     @contextmanager
