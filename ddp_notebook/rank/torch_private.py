@@ -301,7 +301,8 @@ def on_compiled(chosen: Callable[[CodeType, Sequence[CodeType]], bool], *, load:
         return False
 
     def hook(code: CodeType, _: CodeType) -> CodeType | None:
-        output = sys._getframe(1).f_locals.get("output")
+        values = sys._getframe(1).f_locals  # their names differ between releases
+        output = values.get("output") or getattr(values.get("tracer_output"), "output_graph", None)
         traced = getattr(getattr(output, "tracing_context", None), "traced_code", ())
         with contextlib.suppress(Exception):  # what is compiled matters more
             if chosen(code, tuple(traced) or (code,)):

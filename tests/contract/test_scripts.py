@@ -283,8 +283,9 @@ def test_a_thread_that_waits_in_a_collective_after_the_last_line_ends_the_run(
 
 
 LAST_WORDS = """
-import os, sys
+import os, sys, warnings
 
+warnings.simplefilter("ignore")  # Python 3.12 warns of a fork
 sys.stdout.write("begun, ")
 if os.fork() == 0:
     sys.exit(7)
