@@ -5,7 +5,6 @@ and raises nothing: an error would break `import torch`.
 """
 
 import contextlib
-import importlib
 import os
 
 # Read once, at import: torch calls load() at a time when the user may have changed it.
@@ -17,7 +16,9 @@ def load() -> None:
     """The entry point, of the group `torch.backends`."""
     if _ON_CPU:  # what a program with --cpu has started; first, for a rank's own torch is around it
         with contextlib.suppress(Exception):
-            importlib.import_module("ddp_notebook.rank.cells.on_cpu").begin_as_told()
+            from ddp_notebook.rank.cells import on_cpu  # here torch is imported, and above not yet
+
+            on_cpu.begin_as_told()
     if _WANTED:
         with contextlib.suppress(Exception):
             early.begin()

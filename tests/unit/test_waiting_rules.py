@@ -409,12 +409,9 @@ def test_a_rank_that_gloo_ended_for_a_message_that_is_too_large_is_no_mystery() 
 def test_what_gloo_ended_where_two_threads_use_one_group_is_left_to_chance(
     second: int, category: str
 ) -> None:
-    """All wrote down the same shapes; the second collective is of another thread, or of the same."""
+    """All wrote down the same shapes; the second call is of another thread, or of the same."""
     words = "op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there"
-    of = {
-        rank: [in_thread(1, 0, 10, 20, 5), in_thread(second, 1, 11, 0, 6)]
-        for rank in (0, 1)
-    }
+    of = {rank: [in_thread(1, 0, 10, 20, 5), in_thread(second, 1, 11, 0, 6)] for rank in (0, 1)}
     closed = RankError(type="RuntimeError", text="Connection closed by peer [127.0.0.1]:1")
     lost = replace(RankReport(1), activity=Activity.FAILED, error=closed, initialized=True)
     gone = with_facts(replace(RankReport(0), activity=Activity.DEAD), last_words=words)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
+import pkgutil
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -114,9 +115,8 @@ class CudaOnCpu:
         self._undo.callback(os.environ.pop, AS_GPUS, None)
         os.environ[AS_GPUS] = str(gpus)
         for place, parameters in _GIVEN.items():
-            module, _, path = place.partition(":")
-            *to_owner, name = path.split(".")
-            owner = functools.reduce(getattr, to_owner, importlib.import_module(module))
+            of, name = re.split(r"[:.](?=\w+$)", place)
+            owner = pkgutil.resolve_name(of)
             if hasattr(owner, name):  # in this torch
                 self._replace(owner, name, self._giving(getattr(owner, name), parameters))
         made = (getattr(f, "__name__", "") for f in torch.utils._device._device_constructors())
