@@ -1,4 +1,4 @@
-"""Ranks as set-up finds them, and what is said of them."""
+"""Ranks as setup finds them, and what is said of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def coming(rank: int, **more: Any) -> RankReport:
 def waiting(
     rank: int, inside: str = "rendezvous", came: InitArguments | None = None, **more: Any
 ) -> RankReport:
-    """It waits in set-up, its store reached."""
+    """It waits in setup, its store reached."""
     came = came or arguments(rank)
     target = f"{came.master_addr}:{came.master_port}"
     in_the_group = inside in ("collective", "ddp")
@@ -76,7 +76,7 @@ def knocking(rank: int, came: InitArguments | None = None, state: str = "refused
 
 
 def done(rank: int, came: InitArguments | None = None, **more: Any) -> RankReport:
-    """Its set-up is complete."""
+    """Its setup is complete."""
     made = waiting(rank, "collective", came)
     return with_facts(made, activity=Activity.IDLE, inside="", **more)
 

@@ -2,20 +2,20 @@
 
 context.py    The rules' input: all ranks' reports, and what is derived from them once.
 deaths.py     Ranks whose process ended: how, the known cause, and how to replace them.
-diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
+diagnose.py   The table of all rules, in order: what is wrong with a setup, a run, or its training.
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
 standing_still.py  What stacks alone show of ranks that stand still, in jobs not prepared.
-setup/        Rules for set-up.
+setup/        Rules for setup.
 collectives/  Rules for collectives, groups and split models: who diverged, who waits for whom.
 training/     Rules for training that ends without an error and is wrong; which rank is slow.
 source_code/  What the user's code says: what decides whether a line is reached, and its values.
 
 To test a rule: `tests/traces.py` simulates a small job rank by rank, `tests/setup_cases.py` has
-ranks in set-up, and the functions below return the findings; no process is started.
+ranks in setup, and the functions below return the findings; no process is started.
 
 The functions here load the rule table at the first diagnosis: it is a sixth of all code, and
 `%load_ext` would otherwise wait for it.
@@ -30,13 +30,13 @@ from ddp_notebook.model import Case, Collectives, Diagnosis, RunFacts
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
-    """Diagnose a run or, while no rank has issued a collective, its set-up."""
+    """Diagnose a run or, while no rank has issued a collective, its setup."""
     found: Diagnosis = _rules().diagnose_run(case, sources)
     return found
 
 
 def diagnose_setup(case: Case) -> Diagnosis:
-    """Diagnose a set-up."""
+    """Diagnose a setup."""
     found: Diagnosis = _rules().diagnose_setup(case)
     return found
 

@@ -37,7 +37,7 @@ class Context:
         """The ranks' reports, by rank."""
         return {report.rank: report for report in self.case.ranks}
 
-    # -- set-up --------------------------------------------------------------------------
+    # -- setup --------------------------------------------------------------------------
 
     @cached_property
     def meetings(self) -> tuple[tuple[RankReport, ...], ...]:

@@ -1,4 +1,4 @@
-"""The engine: which rules look at a set-up, a run or its training, and which finding is the first.
+"""The engine: which rules look at a setup, a run or its training, and which finding is the first.
 
 Every rule is asked, and each finding is made by its rule alone. Then they are put in the order of
 their priorities: what went wrong earliest is the finding, and what follows from it is left out,
@@ -87,7 +87,7 @@ _IN_BOTH = (
     files.lost_store_file,
     groups.other_groups,
 )
-"""Of what ranks gave: what is looked at in set-up and afterwards."""
+"""Of what ranks gave: what is looked at in setup and afterwards."""
 
 SETUP: Rules = {
     Priority.GIVEN: (
@@ -198,7 +198,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
     `sources` has the text of the user's files and cells by the names that places have, by
     default those of the case: with it conditions and loops are known, without it some answers
-    are less sure. While no rank has issued anything, it is set-up that is judged.
+    are less sure. While no rank has issued anything, it is setup that is judged.
     """
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return diagnose_setup(case, sources)
@@ -216,7 +216,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 
 def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
-    """What is wrong with a set-up, in the order in which to correct it.
+    """What is wrong with a setup, in the order in which to correct it.
 
     `sources` are as in `diagnose_run`.
     """

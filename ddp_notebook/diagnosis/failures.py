@@ -137,7 +137,7 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
-    """Findings for failed stages of set-up; ranks that failed in the same way share one."""
+    """Findings for failed stages of setup; ranks that failed in the same way share one."""
     certain = {report.rank: report.error.category for report in case.ranks}
     same: dict[tuple[str, str, str], list[int]] = {}
     for state in states:

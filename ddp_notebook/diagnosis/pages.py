@@ -24,7 +24,7 @@ _HANGS = "Nothing: the ranks wait until the group's timeout (30 minutes by defau
 _SILENT = "Nothing: the run ends well and its result is wrong."
 
 PAGES: Mapping[Category, Page] = {
-    # -- set-up ------------------------------------------------------------------------------
+    # -- setup ------------------------------------------------------------------------------
     Category.ENV_MISMATCH: Page(
         "«The client socket has timed out … while trying to connect to (host, port)», or nothing.",
         "Ranks were told other values of MASTER_ADDR, MASTER_PORT, WORLD_SIZE or of the backend, "
@@ -289,7 +289,7 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "Trained parameters are not known to DDP: added or unfrozen after wrapping.",
         "The optimizer's parameters beside those of DDP.",
-        "Add and unfreeze before wrapping, or wrap anew.",
+        "Add and unfreeze before wrapping, or wrap again.",
     ),
     Category.NO_SYNC_MISUSE: Page(
         _SILENT,

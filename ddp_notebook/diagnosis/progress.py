@@ -22,7 +22,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.fold import MISMATCH
 
 IN_SETUP = ("store", "rendezvous", "process-group")
-"""The parts of set-up in which a rank waits for the others to arrive."""
+"""The parts of setup in which a rank waits for the others to arrive."""
 
 STILL_S = 1.5
 """Seconds without running after which a worker that waits for a lock of its own is stuck."""
@@ -35,7 +35,7 @@ _BESIDE_OTHERS = 160
 
 
 def in_setup(report: RankReport) -> bool:
-    """True of a rank that waits for others in set-up."""
+    """True of a rank that waits for others in setup."""
     return report.activity is Activity.WAITING and report.inside in IN_SETUP
 
 
@@ -165,7 +165,7 @@ def differing_variables(failed: Sequence[RankReport]) -> tuple[str, ...]:
 
 
 def _failure(report: RankReport) -> str:
-    """The error of a rank; one of set-up, which has no line, is a sentence by itself."""
+    """The error of a rank; one of setup, which has no line, is a sentence by itself."""
     if report.error.type == MISMATCH:  # the finding says it of all ranks
         at = f" at {report.error.at[-1]}" if report.error.at else ""
         return f"its collective{at} did not match, and was not sent"

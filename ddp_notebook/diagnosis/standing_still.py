@@ -2,7 +2,7 @@
 
 A stack shows the one collective in which a rank waits, not those before. So ranks at one line may
 be in different turns of a loop, and say nothing. Ranks that all wait in the default group, at
-different lines, wait for ever: each needs the others. Who went wrong is told by the code alone,
+different lines, wait forever: each needs the others. Who went wrong is told by the code alone,
 and only where it leaves no choice.
 """
 

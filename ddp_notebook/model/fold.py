@@ -151,7 +151,7 @@ def _exited(state: RankState, event: RankExited) -> RankState:
 
 
 def _living(state: RankState, event: Event) -> RankState:
-    """A live rank after an event of a cell; those of set-up are `_in_setup`'s."""
+    """A live rank after an event of a cell; those of setup are `_in_setup`'s."""
     match event:
         case CellStarted():
             cell = event.number or event.cell

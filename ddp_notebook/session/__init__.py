@@ -1,8 +1,8 @@
 """Ranks and what can be done with them; usable without a notebook.
 
-bring_up.py           Takes the ranks through the stages of set-up, all at once or step by step.
+bring_up.py           Takes the ranks through the stages of setup, all at once or step by step.
 collective_logs.py    Reads the ranks' collective logs from mapped files, without calling the ranks.
-findings.py           What was found wrong in the last run or set-up, until the next one begins.
+findings.py           What was found wrong in the last run or setup, until the next one begins.
 guards.py             Preconditions of a verb: its ranks exist, are alive and are idle.
 interrupts.py         Waiting in the main thread: interrupts are noted, threads switch quickly.
 options.py            The options of `%ddp_init`, checked before anything starts.
@@ -15,7 +15,7 @@ script_processes.py   A script's processes, and the ranks that these start thems
 session.py            The session: one method per verb, each handed to the part that does it.
 session_processes.py  Starts ranks until they accept calls, starts the stores, and ends both.
 set_up.py             Brings ranks up, sets them up again, and frees them: init, restart and abort.
-stepping.py           `%ddp_step`: finds what is paused (a run, set-up, construction) and steps it.
+stepping.py           `%ddp_step`: finds what is paused (a run, setup, construction) and steps it.
 tools/                What a session does besides running code: DDP construction, benchmarks, ...
 unresponsive.py       Dead, silent and stopped processes; those that serve the ranks are resumed.
 """

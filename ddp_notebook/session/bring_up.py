@@ -1,4 +1,4 @@
-"""Takes the ranks through the stages of set-up: all at once, or step by step."""
+"""Takes the ranks through the stages of setup: all at once, or step by step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LATE_S = 15.0
 
 
 class BringUp:
-    """The set-up of one session's ranks; begun anew for each generation of the group."""
+    """The setup of one session's ranks; begun again for each generation of the group."""
 
     def __init__(self, processes: Processes, record: Record) -> None:
         self.processes = processes
@@ -62,7 +62,7 @@ class BringUp:
         self.launch = LaunchParameters()
         self.store = "session"
         self.settings: Settings = {}
-        """What this set-up changes on single ranks."""
+        """What this setup changes on single ranks."""
         self._answers: dict[int, Any] = {}
 
     @property
@@ -190,7 +190,7 @@ class BringUp:
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
             lines.append(f"{why}\n  What to do: {finding.remedy}")
-        return "\n".join(lines or ["Set-up did not finish."])
+        return "\n".join(lines or ["Setup did not finish."])
 
     # -- step by step ------------------------------------------------------------------
 
@@ -307,9 +307,9 @@ class BringUp:
         if not snapshot.ready:
             return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
         return (
-            "There is nothing to step: no rank is paused at a line, no cell runs, and set-up "
+            "There is nothing to step: no rank is paused at a line, no cell runs, and setup "
             "is complete. To stop at a line: %ddp_break 2 for line 2 of the last cell, or "
-            "breakpoint() in the code. To step through set-up: %ddp_shutdown, then "
+            "breakpoint() in the code. To step through setup: %ddp_shutdown, then "
             "%ddp_init --step"
         )
 
@@ -342,7 +342,7 @@ class BringUp:
     def free(self, ranks: Ranks) -> Ranks:
         """Unblock ranks; returns those that can only be unblocked by ending their process."""
         began_s, answering = time.monotonic(), set[int]()
-        # Only their current set-up: one that begins meanwhile must not be aborted.
+        # Only their current setup: one that begins meanwhile must not be aborted.
         sent = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:

@@ -1,4 +1,4 @@
-"""What was found wrong in the last run or set-up, until the next one begins."""
+"""What was found wrong in the last run or setup, until the next one begins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from ddp_notebook.model import Diagnosis, JudgedRun
 
-SET_UP = "set-up"
+SET_UP = "setup"
 """The title of a run that is neither a cell nor a script."""
 
 
 class Found:
-    """The diagnosis of one run or set-up; none while no problem is found.
+    """The diagnosis of one run or setup; none while no problem is found.
 
     Thread-safe. `is_over` is true once no rank is in the run.
     """
@@ -60,16 +60,16 @@ class Found:
 
 
 class LastFindings:
-    """The diagnoses of the last run or set-up, and of all runs concurrent with it."""
+    """The diagnoses of the last run or setup, and of all runs concurrent with it."""
 
     def __init__(self) -> None:
         self.begun = 0
-        """How many runs and set-ups have begun."""
+        """How many runs and setups have begun."""
         self._kept: list[Found] = []
         self._lock = threading.Lock()
 
     def begin(self, found: Found) -> None:
-        """Register a new run or set-up, and drop the diagnoses of those that are over."""
+        """Register a new run or setup, and drop the diagnoses of those that are over."""
         with self._lock:
             self.begun += 1
             self._kept = [other for other in self._kept if not other.run.over]

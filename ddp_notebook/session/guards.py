@@ -70,7 +70,7 @@ def idle_ranks(
     }
     if in_set_up := in_set_up.intersection(members):
         raise UsageMistake(
-            f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in set-up. "
+            f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in setup. "
             "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
         )
     return members
@@ -124,7 +124,7 @@ def doings(
 
 CODE_FROM_SET_UP = ("torch", "dist", "DDP")
 FROM_SET_UP = ("rank", "world_size", "device", *CODE_FROM_SET_UP)
-"""The names that a rank's set-up gives to its cells."""
+"""The names that a rank's setup gives to its cells."""
 
 
 def check_sendable(name: str) -> None:
@@ -132,7 +132,7 @@ def check_sendable(name: str) -> None:
     check_name(name)
     if name in FROM_SET_UP:
         raise UsageMistake(
-            f"{name} is the rank's own, from its set-up: cells that use it would be wrong with the "
+            f"{name} is the rank's own, from its setup: cells that use it would be wrong with the "
             f"notebook's. Send that under another name: my_{name} = {name}, then "
             f"%ddp_push my_{name}"
         )

@@ -31,7 +31,7 @@ Settings = Mapping[int, Mapping[str, str]]
 class InitOptions:
     """The options of `%ddp_init`, each as the user writes it.
 
-    `timeout_s` is how long set-up may take before it fails with an explanation.
+    `timeout_s` is how long setup may take before it fails with an explanation.
     `threads_per_rank` 0 means cores divided by ranks, at least 1. `master_port` 0 means
     that the system chooses a free one. `store` is session (it hosts the store, as torchrun's
     agent does) or rank0 (as in a plain script). With `share_gpu` ranks share GPUs by NCCL.
@@ -135,7 +135,7 @@ class InitOptions:
         """False if the store is known to be reachable from other hosts."""
         try:
             found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # set-up will say so
+        except (OSError, UnicodeError):  # setup will say so
             return True
         return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
 

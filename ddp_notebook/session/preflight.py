@@ -74,7 +74,7 @@ def has_room_for_threads() -> bool:
 def warning(options: InitOptions) -> str:
     """Return what is to be said before crowded ranks are started; empty for nothing."""
     world_size, why, fits = options.world_size, [], [options.world_size]
-    most = 8 * cores()  # with more, a rank waits so long for its turn that set-up itself is slow
+    most = 8 * cores()  # with more, a rank waits so long for its turn that setup itself is slow
     if world_size > most:
         fits.append(most)
         why.append(
@@ -193,7 +193,7 @@ def why_not_started(error: Exception | KeyboardInterrupt) -> str:
     """Return what went wrong in a start that left no rank, and how to retry."""
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
-        what = "Set-up was interrupted."
+        what = "Setup was interrupted."
     elif sys.platform != "win32" and getattr(error, "errno", None) == errno.EMFILE:
         what = why_no_more_files()
     elif not isinstance(error, DDPError):

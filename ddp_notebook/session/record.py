@@ -62,7 +62,7 @@ class Record:
         self._tell(())
 
     def begin_setup(self) -> None:
-        """Restart set-up of the live ranks: stages passed before do not count."""
+        """Restart setup of the live ranks: stages passed before do not count."""
         self._change_all(set_up_anew)
 
     def lose_group(self) -> None:

@@ -96,7 +96,7 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """True while there are ranks whose set-up is complete."""
+        """True while there are ranks whose setup is complete."""
         return self.running and self.setup.complete
 
     @property

@@ -121,7 +121,7 @@ class StoreProcess:
 
 
 _LISTENING = (Status.READY, Status.RUNNING)
-"""Ranks that answer questions, for they are past set-up."""
+"""Ranks that answer questions, for they are past setup."""
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""

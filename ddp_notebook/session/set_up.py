@@ -64,7 +64,7 @@ class SetUp:
         self._runs = runs
         self._findings = findings
         self._freeing = threading.RLock()
-        """Held while ranks are unblocked: no set-up may begin on them before that is over."""
+        """Held while ranks are unblocked: no setup may begin on them before that is over."""
 
     @property
     def store(self) -> str:
@@ -73,7 +73,7 @@ class SetUp:
 
     @property
     def half_way(self) -> bool:
-        """True when there are ranks whose set-up is not complete."""
+        """True when there are ranks whose setup is not complete."""
         states = self._record.snapshot.ranks
         return bool(states) and any(
             (s.stage is not Stage.VERIFIED and s.status is not Status.DEAD)
@@ -93,7 +93,7 @@ class SetUp:
         return self.bring_up
 
     def as_before(self) -> InitOptions:
-        """Return the options of the ranks' set-up, without what was changed on single ranks."""
+        """Return the options of the ranks' setup, without what was changed on single ranks."""
         return replace(self._pool.need("%ddp_init").options, settings={}, step=False)
 
     def _board(self) -> Board:
@@ -108,9 +108,9 @@ class SetUp:
     def init(self, options: InitOptions, *, replace: bool = False) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
-        With `options.step` it returns before the first stage. Ranks whose set-up failed before
+        With `options.step` it returns before the first stage. Ranks whose setup failed before
         are set up again in place. `replace` ends existing ranks first. Raises UsageMistake for
-        options that cannot work, SetupFailed when set-up cannot succeed; started ranks are kept.
+        options that cannot work, SetupFailed when setup cannot succeed; started ranks are kept.
         """
         with self._interrupted_in_words("%ddp_init"):
             return self._init(options, replace=replace)
@@ -192,7 +192,7 @@ class SetUp:
             with noted():  # an impatient user interrupts again
                 failed, lost = self._board(), self._pool.lost_reason
                 self._pool.close("The ranks could not be started.")
-                self._record.note(ended="set-up did not finish.", loading=None)
+                self._record.note(ended="setup did not finish.", loading=None)
                 if mode == "fork":
                     self._pool.warm_fork_server(mode)  # for the next try
                 why = preflight.why_not_started(SessionLost(lost) if lost else error)
@@ -201,7 +201,7 @@ class SetUp:
     # -- setting up ----------------------------------------------------------------------
 
     def set_up(self, options: InitOptions) -> Board:
-        """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        """Take the ranks that there are through setup again. Raises SetupFailed."""
         self._findings.begin(Found(SET_UP))
         self.make_ready()
         with self._interrupted_in_words("%ddp_init"):
@@ -210,7 +210,7 @@ class SetUp:
     def make_ready(self) -> None:
         """Unblock every rank and replace dead ones, so that all accept calls."""
         bring_up = self.need("%ddp_fault")
-        with self._interrupted_in_words("Set-up"):
+        with self._interrupted_in_words("Setup"):
             bring_up.processes.end_script()
             blocked = self.free(bring_up.everyone)
             self._runs.await_released()
@@ -218,7 +218,7 @@ class SetUp:
             self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def _set_up(self, options: InitOptions) -> Board:
-        """Take the ranks through set-up, or stop before it. They stay whatever the outcome."""
+        """Take the ranks through setup, or stop before it. They stay whatever the outcome."""
         bring_up = self.bring_up
         assert bring_up is not None
         try:
@@ -229,12 +229,12 @@ class SetUp:
                     self._bring_up(bring_up, options, interrupted)
         except KeyboardInterrupt:
             now = bring_up.diagnose()  # freed ranks no longer show the problem
-            unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
+            unsure = "" if now.wrong else "Setup was interrupted; no problem was found before."
             self._keep(replace(now, unsure=unsure))
             replaced = self.free(bring_up.everyone)
             note = _not_unblocked(replaced) if replaced else "They keep their variables."
             raise SetupFailed(
-                f"Set-up was interrupted. The ranks are idle. {note} Try again with %ddp_init.",
+                f"Setup was interrupted. The ranks are idle. {note} Try again with %ddp_init.",
                 self._board(),
             ) from None
         except SetupFailed as failure:
@@ -245,7 +245,7 @@ class SetUp:
         return self._board()
 
     def _keep(self, diagnosis: Diagnosis) -> None:
-        """Keep why set-up failed, also where it was done for a script or an abort."""
+        """Keep why setup failed, also where it was done for a script or an abort."""
         found = Found(SET_UP)
         found.take(diagnosis)
         self._findings.begin(found)
@@ -286,7 +286,7 @@ class SetUp:
             for run in runs:
                 run.signal_started()
                 run.end_started_ranks()
-            # Runs first, then set-up: a rank in a cell leaves it by a signal, one in a stage by a
+            # Runs first, then setup: a rank in a cell leaves it by a signal, one in a stage by a
             # request at its control socket. What does neither, as C code that never returns to
             # Python does not, can only be ended; its variables are the price of a group that works.
             blocked = bring_up.free(ranks)
@@ -294,7 +294,7 @@ class SetUp:
             return blocked
 
     def abort(self, ranks: Ranks | None = None) -> Board:
-        """Unblock ranks that hang in set-up, a cell or a script; returns the board afterwards.
+        """Unblock ranks that hang in setup, a cell or a script; returns the board afterwards.
 
         Ranks that cannot be unblocked get new processes, as do dead ones; the board's notes say
         which, and why. If every rank had a process group, it is rebuilt.

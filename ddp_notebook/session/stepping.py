@@ -1,4 +1,4 @@
-"""`%ddp_step`: one verb moves whatever is paused, in a run, in set-up or in DDP's construction."""
+"""`%ddp_step`: one verb moves whatever is paused, in a run, in setup or in DDP's construction."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Stepping:
         self._construction = construction
 
     def table(self) -> StepTable:
-        """Return where the ranks stand in set-up."""
+        """Return where the ranks stand in setup."""
         return self._set_up.need("%ddp_step").table()
 
     def step(self, wanted: Step) -> StepTable:
@@ -215,7 +215,7 @@ def _step_stage(bring_up: BringUp, ranks: Ranks | None, to: str | None) -> StepT
 def _step_construction(wrapping: Wrap, ranks: Ranks | None, to: str | None) -> StepTable:
     if wrapping.stage is None:
         raise UsageMistake(
-            "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
+            "There is nothing to step: setup and %ddp_wrap are complete. The buckets "
             "after a training step: %ddp_wrap --buckets"
         )
     if ranks is not None:

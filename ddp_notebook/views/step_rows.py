@@ -1,4 +1,4 @@
-"""Where ranks stand, as step tables: at stages of set-up, at collectives, at lines."""
+"""Where ranks stand, as step tables: at stages of setup, at collectives, at lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STAGE_WORDS = {
 
 
 def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
-    """The step table of set-up. `store` is session or rank0."""
+    """The step table of setup. `store` is session or rank0."""
     rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
     entering = _stage_in_view(snapshot)
     return StepTable(
@@ -80,7 +80,7 @@ def _arrived_at(state: RankState) -> int:
 def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
     text = state.doing or state.detail
     if state.status is Status.FAILED:
-        text = f"{state.entering.value if state.entering else 'set-up'}: {state.cause}"
+        text = f"{state.entering.value if state.entering else 'setup'}: {state.cause}"
     elif state.status is Status.SETTING_UP and state.entering:
         stage = state.entering.value
         text = ", ".join(filter(None, (f"in {stage}", text.removeprefix(f"{stage}: "))))
@@ -107,9 +107,9 @@ def _stage_in_view(snapshot: Snapshot) -> Stage | None:
 def _stages_title(snapshot: Snapshot) -> str:
     counts = {status: snapshot.with_status(status) for status in Status}
     if len(counts[Status.READY]) == snapshot.world_size:
-        return "Set-up is complete: every rank is verified."
+        return "Setup is complete: every rank is verified."
     parts = [f"{name_ranks(counts[s])} {word}" for s, word in _STAGE_WORDS.items() if counts[s]]
-    return f"Set-up, step by step: {'; '.join(parts)}"
+    return f"Setup, step by step: {'; '.join(parts)}"
 
 
 def _next_after_stages(snapshot: Snapshot) -> str:
@@ -290,7 +290,7 @@ class MissingRanks:
 def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[Collective, ...]:
     """The records that a run's code issued. `left_ns`: when each rank has left the run.
 
-    What no line of the user's issues after that is set-up's: %ddp_abort builds a group and checks
+    What no line of the user's issues after that is setup's: %ddp_abort builds a group and checks
     it, minutes later perhaps.
     """
     return tuple(

@@ -100,7 +100,7 @@ def read_arguments() -> argparse.Namespace:
     add("--minutes", type=float, default=10, help="that a board is watched (default 10)")
     add("--tries", type=int, default=50, help="cells after interrupted ones (default 50)")
     add("--fault-rounds", type=int, default=5, help="rounds of each fault (default 5)")
-    add("--healthy-runs", type=int, default=200, help="healthy set-ups with delays (default 200)")
+    add("--healthy-runs", type=int, default=200, help="healthy setups with delays (default 200)")
     add("--learners", type=int, default=30, help="sessions in the classroom (default 30)")
     add("--json", type=Path, default=None, help="write all numbers to this file")
     arguments = parser.parse_args()

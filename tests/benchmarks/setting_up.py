@@ -1,4 +1,4 @@
-"""Set-up that goes wrong, and set-up that only takes its time: how often the answer is right."""
+"""Setup that goes wrong, and setup that only takes its time: how often the answer is right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ dist.destroy_process_group()
 
 
 def rows(fault_rounds: int = 5, healthy_runs: int = 200, abandoned: int = 50) -> list[Row]:
-    """All bars of set-up."""
+    """All bars of setup."""
     return [
         *faults(fault_rounds),
         healthy(healthy_runs),
@@ -86,7 +86,7 @@ def _fault(ranks: Session, fault: Fault, rounds: int) -> Row:
 
 
 def healthy(runs: int, sessions: int = 4, longest_s: float = 5.0) -> Row:
-    """Set-ups with random delays, several at once on one machine: none may get a finding."""
+    """Setups with random delays, several at once on one machine: none may get a finding."""
     rng = random.Random(20)
     plans = [[rng.uniform(0, longest_s) for _ in range(RANKS)] for _ in range(runs)]
     lock = threading.Lock()
@@ -116,7 +116,7 @@ def healthy(runs: int, sessions: int = 4, longest_s: float = 5.0) -> Row:
         print(problem, file=sys.stderr, flush=True)
     well = runs - len(problems)
     return Row(
-        f"healthy set-ups, delays up to {longest_s:g} s, without a finding",
+        f"healthy setups, delays up to {longest_s:g} s, without a finding",
         f"{well} of {runs}",
         wanted=f"{runs} of {runs}",
         met=well == runs,
@@ -124,7 +124,7 @@ def healthy(runs: int, sessions: int = 4, longest_s: float = 5.0) -> Row:
 
 
 def abandoning(tries: int) -> Row:
-    """A stuck set-up is given up, and the next one works, with the same ranks."""
+    """A stuck setup is given up, and the next one works, with the same ranks."""
     names = [name for name, fault in FAULTS.items() if not fault.passes]
     rng = random.Random(21)
     held, times = 0, []
@@ -142,7 +142,7 @@ def abandoning(tries: int) -> Row:
                 print(failure, file=sys.stderr, flush=True)
     slowest = max(times)
     return Row(
-        "a stuck set-up abandoned, the next one works",
+        "a stuck setup abandoned, the next one works",
         f"{held} of {tries}, slowest {seconds(slowest)}",
         wanted=f"{tries} of {tries}, {SHOWN_WITHIN_S:g} s",
         met=held == tries and slowest <= SHOWN_WITHIN_S,

@@ -71,7 +71,7 @@ def test_the_board_shows_four_ranks_ready(notebook: Notebook, tmp_path: Path) ->
     expect(rows).to_have_count(4)
     for rank in range(4):
         expect(rows.nth(rank)).to_contain_text("✓ready")
-        expect(rows.nth(rank).locator(".ddpb-strip")).to_have_count(0)  # set-up is over
+        expect(rows.nth(rank).locator(".ddpb-strip")).to_have_count(0)  # setup is over
     notebook.page.screenshot(path=tmp_path / "ready.png")
 
 

@@ -1,4 +1,4 @@
-"""In a real JupyterLab: set-up step by step, and what is found when it does not get on."""
+"""In a real JupyterLab: setup step by step, and what is found when it does not get on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_pat
         views = [notebook.run(index).locator(".ddp-findings") for index in range(len(cells))]
         begun, step, why, _, done, fault, _ = views[1:]
         expect(begun.locator("tbody tr")).to_have_count(4)
-        expect(begun).to_contain_text("Set-up is complete")  # it was stepped on since
+        expect(begun).to_contain_text("Setup is complete")  # it was stepped on since
 
         rows = step.locator("tbody tr")
         for rank, (state, waits_for) in enumerate([("waiting", "ranks 1,3"), ("paused", "")] * 2):
@@ -39,7 +39,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_pat
 
         expect(why).to_contain_text("paused (by %ddp_step)")
         expect(why.locator("details tbody")).to_contain_text("ranks 0,2")
-        expect(done).to_contain_text("Set-up is complete: every rank is verified.")
+        expect(done).to_contain_text("Setup is complete: every rank is verified.")
 
         expect(fault).to_contain_text("duplicate-rank")
         expect(fault).to_contain_text("Rank 2: ")

@@ -1,4 +1,4 @@
-"""Giving up: whatever ranks are stuck in, the notebook is back at once and set-up works again."""
+"""Giving up: whatever ranks are stuck in, the notebook is back at once and setup works again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def abort_in_time(session: Session) -> None:
 
 
 def goes_on(session: Session, keeping: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Set-up works in the same session; these ranks have what they had."""
+    """Setup works in the same session; these ranks have what they had."""
     if not session.ready:
         session.init(OPTIONS)
     eventually(lambda: session.record.snapshot.ready, 5, "every rank is free")
@@ -115,7 +115,7 @@ def ctrl_c(
 
     def press() -> None:
         try:
-            eventually(lambda: over.is_set() or when(), 15, "the set-up to stall")
+            eventually(lambda: over.is_set() or when(), 15, "the setup to stall")
         except AssertionError as problem:
             problems.append(str(problem))
         while not over.is_set():
@@ -137,7 +137,7 @@ def ctrl_c(
         signal.signal(signal.SIGINT, before)
     assert not problems, problems
     text = str(caught.value)
-    assert text.startswith(f"Set-up was interrupted. The ranks are idle. {kept}")
+    assert text.startswith(f"Setup was interrupted. The ranks are idle. {kept}")
     assert "%ddp_init" in text
     board = caught.value.board
     assert board is not None

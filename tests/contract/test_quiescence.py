@@ -178,7 +178,7 @@ def test_held_ranks_stand_before_a_collective_until_they_are_stepped(ranks: Sess
 def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
     ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 waits in set-up for rank 1, which will come."""
+    """Rank 0 waits in setup for rank 1, which will come."""
     script = tmp_path / "late.py"
     script.write_text(
         "import os, signal\nimport torch, torch.distributed as dist\n"

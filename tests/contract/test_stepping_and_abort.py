@@ -1,4 +1,4 @@
-"""Set-up step by step on real ranks, and set-up that is given up."""
+"""Setup step by step on real ranks, and setup that is given up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHIN_S = 4.0
 
 @pytest.fixture(scope="module")
 def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
-    """Three ranks that stand before set-up, whatever a test does with them."""
+    """Three ranks that stand before setup, whatever a test does with them."""
     with shared_session(options(step=True)) as made:
         yield made
 
@@ -132,7 +132,7 @@ def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: S
     assert "join/1" in table.rows[0].text
     assert table.next_call == "%ddp_step --ranks 1"
     began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > 3.5, 10, "the timeout of a plain set-up")
+    eventually(lambda: time.monotonic() - began > 3.5, 10, "the timeout of a plain setup")
     assert not session.why().wrong
     session.run_cell("held = 'looked at'", (1,)).raise_for_error()
     table = session.step((1,))
@@ -180,7 +180,7 @@ def test_a_set_up_that_stalls_can_be_given_up_and_the_processes_live(session: Se
     with pytest.raises(SetupFailed) as caught:
         session.set_up(options(settings={2: {"RANK": "1"}}))
     assert caught.value.diagnosis is not None
-    with pytest.raises(UsageMistake, match="still in set-up"):
+    with pytest.raises(UsageMistake, match="still in setup"):
         session.run_cell("1")
     began = time.monotonic()
     board = session.abort()

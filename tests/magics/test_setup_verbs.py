@@ -1,4 +1,4 @@
-"""The verbs of set-up in a real shell: what they give, what they say, and every wrong input."""
+"""The verbs of setup in a real shell: what they give, what they say, and every wrong input."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_set_up_is_stepped_through_rank_by_rank(shell: Any, capsys: Capture) -> 
 
     table, shown = well(shell, capsys, "%ddp_step --to verified")
     assert places(table) == [("verified", "done", ())] * 3, "also those that waited for rank 1"
-    assert "Set-up is complete: every rank is verified." in shown
+    assert "Setup is complete: every rank is verified." in shown
     assert mistake(shell, capsys, "%ddp_step").startswith("There is nothing to step")
     assert well(shell, capsys, "%%ddp\ndist.get_world_size()")[1] == "── ranks 0-2 ──\n3"
 

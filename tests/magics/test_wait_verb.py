@@ -125,7 +125,7 @@ def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kern
     region = region_of(kernel.run_well("%ddp_init -n 2 --step --replace --board off"))
     assert "paused" in region.shown and "%ddp_step" in region.shown
     kernel.send("%ddp_step --to verified")
-    shown = updates(kernel, region, "Set-up is complete")
+    shown = updates(kernel, region, "Setup is complete")
     assert "paused" not in shown and "%ddp_step" not in shown
     kernel.client.get_shell_msg(timeout=60)
 

@@ -189,7 +189,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ),
             ("%ddp_push gen", "UsageError: gen is a generator, which cannot be sent to the ranks"),
             ("%ddp_push gen, nothing", "UsageError: The notebook has no variable 'nothing'."),
-            ("rank = 9\n%ddp_push rank", "UsageError: rank is the rank's own, from its set-up: "),
+            ("rank = 9\n%ddp_push rank", "UsageError: rank is the rank's own, from its setup: "),
             ("%ddp_push nothing", "UsageError: The notebook has no variable 'nothing'."),
             ("%ddp_push x = 3", "UsageError: %ddp_push takes names: assign the variable in a line"),
             (

@@ -334,7 +334,7 @@ def test_ranks_that_raised_or_were_refused_or_ended_are_not_ready() -> None:
 
 
 def test_ranks_whose_start_was_interrupted_start_no_more() -> None:
-    snapshot = Snapshot(ranks=(RankState(0),), taken_ns=11 * S, ended="set-up did not finish.")
+    snapshot = Snapshot(ranks=(RankState(0),), taken_ns=11 * S, ended="setup did not finish.")
     (row,) = board_rows(BoardFacts(snapshot))
     assert (row.role, row.text) == (Role.ENDED, "its process was starting")
 

@@ -41,7 +41,7 @@ def arguments(own: int, /, **other: Any) -> InitArguments:
 
 
 def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankReport:
-    """A rank that waits in set-up, with the right arguments unless others are given."""
+    """A rank that waits in setup, with the right arguments unless others are given."""
     came = arguments(rank, **other.pop("came", {}))
     fields: dict[str, Any] = {
         "activity": Activity.WAITING,
@@ -55,7 +55,7 @@ def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankReport:
 
 
 def failed(rank: int, text: str, **other: Any) -> RankReport:
-    """A rank whose set-up raised."""
+    """A rank whose setup raised."""
     return waiting(
         rank, "", activity=Activity.FAILED, error_type="RuntimeError", error_text=text, **other
     )

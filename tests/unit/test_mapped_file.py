@@ -119,7 +119,7 @@ def guard(folder: Path, rank: int) -> Guard:
     ],
 )
 def test_what_another_user_wrote_into_the_store_is_no_peer(tmp_path: Path, value: bytes) -> None:
-    """torch's store asks nobody who they are: set-up goes on without that peer."""
+    """torch's store asks nobody who they are: setup goes on without that peer."""
     store = Store()
     mine = guard(tmp_path, 0)
     mine.publish(store, "world", 0)

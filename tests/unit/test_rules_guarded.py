@@ -65,7 +65,7 @@ def test_a_rule_that_fails_does_not_take_what_the_others_find_along() -> None:
         lambda: diagnose_setup(CASES[0]),
         lambda: diagnose_training(*FACTS),
     ],
-    ids=["a run", "a set-up", "its training"],
+    ids=["a run", "a setup", "its training"],
 )
 def test_it_is_never_said_that_nothing_is_wrong_where_a_rule_failed(
     judged: Callable[[], Diagnosis],

@@ -1,4 +1,4 @@
-"""What became of the ranks of a run, and who is only late; set-up keeps its own rules."""
+"""What became of the ranks of a run, and who is only late; setup keeps its own rules."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_run_that_the_user_interrupts_proves_nothing() -> None:
         assert all(f.category is not Category.EXCEPTION_ON_ONE_RANK for f in of_one.findings)
 
 
-# -- set-up --------------------------------------------------------------------------------
+# -- setup --------------------------------------------------------------------------------
 
 
 def test_a_run_in_which_nothing_was_issued_is_judged_as_a_set_up() -> None:
@@ -191,7 +191,7 @@ def test_what_ranks_came_with_comes_before_what_they_did() -> None:
 
 
 def test_a_further_group_is_not_the_first() -> None:
-    """The barrier at the end of init_process_group is inside set-up, the default group there."""
+    """The barrier at the end of init_process_group is inside setup, the default group there."""
     joining = RankReport(0, Activity.WAITING, "process-group", entered=1, initialized=True)
     never = RankReport(1, Activity.IDLE)
     assert found(Case((joining, never), {"WORLD_SIZE": "2"})) == [("missing-rank", (1,))]

@@ -1,4 +1,4 @@
-"""Set-up, restart and abort of ranks that do what a test says: no process, no notebook."""
+"""Setup, restart and abort of ranks that do what a test says: no process, no notebook."""
 
 from __future__ import annotations
 

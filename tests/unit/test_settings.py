@@ -199,7 +199,7 @@ def test_a_rank_checks_what_it_finds_and_each_set_up_begins_with_what_the_launch
             "timeout_s": 60.0,
         },
     ]
-    assert last == healthy, "what one set-up changed is put back by the next"
+    assert last == healthy, "what one setup changed is put back by the next"
 
     rights = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
     for (cause, values), (said, _, _) in zip(WRONG.items(), found[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Why set-up does not get on: errors and their victims, the store, and who is not there."""
+"""Why setup does not get on: errors and their victims, the store, and who is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why set-up does not get on: nothing where all is well, and the mistakes of values and numbers."""
+"""Why setup does not get on: nothing where all is well, and the mistakes of values and numbers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from ddp_notebook.model import Activity, Category, InitArguments, Place, RankRep
 
 @st.composite
 def healthy(draw: st.DrawFn, smallest: int = 1) -> tuple[list[RankReport], str]:
-    """Ranks of a healthy set-up at one moment, and who hosts the store.
+    """Ranks of a healthy setup at one moment, and who hosts the store.
 
     Each is somewhere on the same way, no further than the others' being late allows.
     """
     size = draw(st.integers(smallest, 6))
     store = draw(st.sampled_from(["session", "rank0"]))
-    tried_before = draw(st.booleans())  # a set-up of ours notes its call twice
+    tried_before = draw(st.booleans())  # a setup of ours notes its call twice
     names = st.sampled_from([HOST, "localhost"])
     numbers = st.integers(0, 4)
     places = [draw(numbers) for _ in range(size)]

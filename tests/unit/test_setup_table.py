@@ -32,7 +32,7 @@ def snapshot(*ranks: RankState) -> Snapshot:
 
 def test_before_the_first_stage_all_are_paused_and_the_next_call_steps_them() -> None:
     table = setup_table(snapshot(*(paused(rank) for rank in range(3))))
-    assert table.title == "Set-up, step by step: ranks 0-2 paused"
+    assert table.title == "Setup, step by step: ranks 0-2 paused"
     assert [(row.ranks, row.passed, row.state) for row in table.rows] == [
         ((0,), "launched", "paused"),
         ((1,), "launched", "paused"),
@@ -86,10 +86,10 @@ def test_a_rank_that_failed_says_in_which_stage_and_why() -> None:
     failed = RankState(1, Status.FAILED, Stage.ENVIRONMENT, Stage.STORE, cause="MASTER_PORT is 0.")
     table = setup_table(snapshot(inside(0, Stage.STORE), failed))
     assert (table.rows[1].state, table.rows[1].text) == ("failed", "store: MASTER_PORT is 0.")
-    assert table.title == "Set-up, step by step: rank 0 waiting; rank 1 failed"
+    assert table.title == "Setup, step by step: rank 0 waiting; rank 1 failed"
     assert table.next_call == "%ddp_why"
     without_stage = RankState(0, Status.FAILED, cause="given up")
-    assert setup_table(snapshot(without_stage)).rows[0].text == "set-up: given up"
+    assert setup_table(snapshot(without_stage)).rows[0].text == "setup: given up"
 
 
 def test_a_rank_that_died_is_waited_for_and_not_stepped() -> None:
@@ -102,7 +102,7 @@ def test_a_rank_that_died_is_waited_for_and_not_stepped() -> None:
 
 def test_when_every_rank_is_verified_nothing_is_left_to_type() -> None:
     table = setup_table(snapshot(done(0), done(1)))
-    assert table.title == "Set-up is complete: every rank is verified."
+    assert table.title == "Setup is complete: every rank is verified."
     assert [row.state for row in table.rows] == ["done", "done"]
     assert (table.next_call, table.about, table.link) == ("", "", "")
 

@@ -1,4 +1,4 @@
-"""Why set-up does not get on: models and versions, which finding comes first, and all as JSON."""
+"""Why setup does not get on: models and versions, which finding comes first, and all as JSON."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_who_is_to_set_the_key_that_others_gave_up_is_named(
     other: RankReport, category: str, ranks: tuple[int, ...], words: str
 ) -> None:
     ends = {0: other, 1: GAVE_UP, 2: GAVE_UP}
-    for first in ([], [all_reduce(3)]):  # in set-up, and later
+    for first in ([], [all_reduce(3)]):  # in setup, and later
         finding = the_one(play({0: first, 1: first, 2: first}, ends))
         assert (finding.category, finding.ranks) == (category, ranks)
         assert words in finding.cause and not finding.passing

@@ -28,7 +28,7 @@ function rankRow(row, { look, stages, chosen, age, pick }) {
   );
 }
 
-/** How far a rank is with its set-up: only until it is done. */
+/** How far a rank is with its setup: only until it is done. */
 function stageStrip(row, stages, now) {
   const strip = stages.map((stage, i) => {
     const state = i + 1 <= row.stages_passed ? "passed" : i + 1 === row.entering ? (row.gone ? "failed" : "entering") : "to come";

@@ -71,7 +71,7 @@ class Source {
   }
 }
 
-/** Ranks are on their way from a line, or through set-up. */
+/** Ranks are on their way from a line, or through setup. */
 const isMoving = (state) => state("busy").some((magic) => magic.startsWith("%ddp_step"));
 
 function codeOf(file, act) {

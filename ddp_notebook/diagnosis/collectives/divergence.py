@@ -532,7 +532,7 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
 
 
 def is_rebuild(branch: Branch, record: Collective) -> bool:
-    """True of the broadcast with which DDP's reducer sets its buckets anew, in its second step.
+    """True of the broadcast with which DDP's reducer sets its buckets again, in its second step.
 
     It is of integers, and no forward before had it. So it is no call of its own that a branch makes
     and the other leaves out: it only shows that the branch is in one step more.

@@ -413,7 +413,7 @@ def _other_numbers(context: Context, pipeline: _Pipeline) -> Finding | None:
 
 
 def _in_messages(context: Context, pipeline: _Pipeline) -> bool:
-    """True when ranks of it wait for each other's sends and receives, for ever."""
+    """True when ranks of it wait for each other's sends and receives, forever."""
     at = context.graph.at
     return any(
         rank in at and at[rank].is_point_to_point

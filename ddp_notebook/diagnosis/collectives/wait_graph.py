@@ -33,7 +33,7 @@ class WaitGraph:
     """`waits` has for each rank that waits those it waits for; `at` the record it waits in.
 
     A rank that aborted its wait (connection closed, timeout) counts as waiting, because it will not
-    arrive either. A rank in set-up is in neither.
+    arrive either. A rank in setup is in neither.
     """
 
     waits: Mapping[int, Ranks]
@@ -128,7 +128,7 @@ def addresses_nobody(case: Case, record: Collective) -> bool:
 
 
 def in_new_group(evidence: RankReport) -> bool:
-    """True of a rank that waits in set-up though its group is complete: for a further group.
+    """True of a rank that waits in setup though its group is complete: for a further group.
 
     Every rank of the job must call `new_group`, members or not.
     """
@@ -211,7 +211,7 @@ def _may_come(
     }
     if coming:  # one of them may write the file that others wait for in a loop
         coming |= {e.rank for e in case.ranks if e.awaits.file}
-    coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
+    coming.update(rank for rank in case.waiting if rank not in waits)  # setup, or unknown
     waiting = (set(case.waiting) & waits.keys()).difference(for_nobody)
     while True:
         freed = {

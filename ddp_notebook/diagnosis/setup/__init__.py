@@ -1,4 +1,4 @@
-"""Rules for set-up: why ranks do not become a process group.
+"""Rules for setup: why ranks do not become a process group.
 
 arguments.py      Rules about init_process_group's arguments: invalid, different, or used twice.
 missing_ranks.py  Rules about ranks that others wait for: dead, stopped, finished, idle, late.

@@ -286,7 +286,7 @@ def _unresolved(case: Case) -> tuple[RankReport, ...]:
 def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     # Until its host has opened the store, a refused connection is what every healthy job sees. So
-    # it must be known that the host is past that: it waits in a later part of set-up, or it has
+    # it must be known that the host is past that: it waits in a later part of setup, or it has
     # reached the store itself, or the session hosts the store, which opens before any rank begins.
     if opens_store(e):
         return not any(map(works, case.ranks))  # one that works may open it yet

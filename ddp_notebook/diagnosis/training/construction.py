@@ -412,7 +412,7 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     if not first.order:
         before = "No step was made" if not first.steps else "No backward was run"
         return (
-            f"{before} with {name} yet. DDP makes its buckets anew when the second step begins, "
+            f"{before} with {name} yet. DDP makes its buckets again when the second step begins, "
             "in the order in which the gradients of the first became ready.",
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )

@@ -553,7 +553,7 @@ class Tracker:
         self.nan_place: Place | None = None
 
     def begin(self) -> None:
-        """A cell or a script begins: forget deleted objects, and count the others anew."""
+        """A cell or a script begins: forget deleted objects, and count the others again."""
         self.replicas = {k: r for k, r in self.replicas.items() if r.ref() is not None}
         self.modules = {id(r.module()): r for r in self.replicas.values()}
         self.optimizers = {k: o for k, o in self.optimizers.items() if o.ref() is not None}

@@ -75,7 +75,7 @@ def gather(
     """Ask the ranks (all by default) for reports; those of dead and silent ones are the record's.
 
     `asked` are the ranks that have been given work: an idle rank has not begun yet, and would
-    report an earlier set-up. Of `finished` ranks the record has how they ended, where they cannot
+    report an earlier setup. Of `finished` ranks the record has how they ended, where they cannot
     say it themselves.
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]

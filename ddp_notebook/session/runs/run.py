@@ -85,7 +85,7 @@ _NEXT: Mapping[str, Mapping[RunState, RunState]] = {
         RunState.STUCK: RunState.RUNNING,
         RunState.INTERRUPTED: RunState.INTERRUPTING,
     },
-    # Any thread: an interrupt of the one that waits; %ddp_abort, %ddp_restart and set-up.
+    # Any thread: an interrupt of the one that waits; %ddp_abort, %ddp_restart and setup.
     "abort": {
         RunState.CLAIMED: RunState.INTERRUPTING,
         RunState.RUNNING: RunState.INTERRUPTING,

@@ -189,7 +189,7 @@ class Benchmarks:
         members = self._runs.idle(options.ranks, "%ddp_bench")
         check_group(self._record.snapshot)
         if self._set_up.half_way:
-            raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
+            raise UsageMistake("%ddp_bench needs ranks whose setup is complete: %ddp_init")
         for size in plan.world_sizes:
             if not 1 <= size <= len(members):
                 example = ",".join(str(n) for n in range(2, len(members) + 1)) or 1

@@ -208,7 +208,7 @@ class Wrap:
             raise UsageMistake(f"The wrapping of {self.name} has ended. {again}")
         if self._record.snapshot.generation != self._generation:
             self.stage = None
-            raise UsageMistake(f"The process group was built anew in between. {again}")
+            raise UsageMistake(f"The process group was built again in between. {again}")
         idle_ranks(self.ranks, "%ddp_wrap", self._record.snapshot)
         return self.stage
 

@@ -37,7 +37,7 @@ FIRST_NAME = "lab-0"
 class FaultResult:
     """The outcome of a fault, or of its repair.
 
-    `error` is how set-up failed, empty when it succeeded. `diagnosis` is None if no finding was
+    `error` is how setup failed, empty when it succeeded. `diagnosis` is None if no finding was
     expected. `replaced` says which processes were replaced first.
     """
 
@@ -54,7 +54,7 @@ Started = Callable[[CellRun], None] | None
 
 @dataclass(eq=False)
 class FaultLab:
-    """Injects faults into the set-up of a session's ranks, and repairs them."""
+    """Injects faults into the setup of a session's ranks, and repairs them."""
 
     _record: Record
     _pool: RankPool
@@ -66,7 +66,7 @@ class FaultLab:
     """Of folders, which go away with the session's."""
 
     def fault(self, name: str, started: Started = None) -> FaultResult:
-        """Inject a fault of the lab into a set-up. Raises UsageMistake."""
+        """Inject a fault of the lab into a setup. Raises UsageMistake."""
         self._pool.need("%ddp_fault")
         fault = find(name)
         if fault.kind is Kind.HOSTS:
@@ -82,7 +82,7 @@ class FaultLab:
         return result
 
     def repair(self, started: Started = None) -> FaultResult:
-        """Apply the remedy of the last fault: set-up succeeds. Raises UsageMistake."""
+        """Apply the remedy of the last fault: setup succeeds. Raises UsageMistake."""
         self._pool.need("%ddp_fault")
         if self._last is None:
             raise UsageMistake("There is nothing to repair: inject a fault first, %ddp_fault NAME")
@@ -94,7 +94,7 @@ class FaultLab:
         return self._record.snapshot.world_size
 
     def _run(self, fault: Fault, faulty: bool, started: Started) -> FaultResult:
-        """Run set-up, a script or a cell with the fault in it, or without it."""
+        """Run setup, a script or a cell with the fault in it, or without it."""
         run = {
             Kind.SETTINGS: self._settings,
             Kind.SCRIPT: self._script,

@@ -45,7 +45,7 @@ class Why:
     def diagnose(self) -> Diagnosis:
         """The current diagnosis of the ranks. From any thread, any time.
 
-        Once a run or a set-up is over, it is the diagnosis of that one until the next begins: its
+        Once a run or a setup is over, it is the diagnosis of that one until the next begins: its
         `run` says which one, and how long ago.
         """
         diagnosis = self._diagnose()
@@ -101,7 +101,7 @@ class Why:
     # -- while something goes on -----------------------------------------------------------
 
     def _of_set_up(self, case: Case, now: Diagnosis) -> Diagnosis:
-        """The diagnosis of ranks that are in set-up, or whose set-up failed."""
+        """The diagnosis of ranks that are in setup, or whose setup failed."""
         going_on = replace(now, run=JudgedRun(SET_UP))
         if not now.wrong:
             own = failures.failed_in_set_up(self._record.snapshot.ranks, case)
