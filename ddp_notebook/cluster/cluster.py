@@ -296,6 +296,9 @@ class IPyParallelCluster:
         }
         for rank, answer in answers.items():
             to = self._pids[rank], questions_of(self._folder, rank)
+            # Once it has answered, the rank has a runtime, and a socket that listens. The
+            # connection is made now because a cell may remove the socket's file, and orders must
+            # arrive all the same.
             answer.add_done_callback(partial(self._connect_orders, *to))
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)

@@ -226,6 +226,7 @@ class ForkServer:
             # child, it would keep a dead session's folder from being swept.
             for held in self.folders:
                 held.let_go()
+            # A child that is forked between two imports of `preload` has it disabled.
             gc.enable()
             child.start(spec, os.getppid())
         finally:  # in the server's own frames it would end the session's other processes

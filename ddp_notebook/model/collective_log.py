@@ -46,6 +46,9 @@ REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
 peer, tag; shape; held_ns, freed."""
 MAGIC = b"ddpring2"
+# The two counts, and a record's number, `issued_ns` and `done_ns`, lie at multiples of eight: the
+# writer changes each by itself through a memoryview cast to "Q", which is one store of the machine.
+# So another process reads the old value or the new one, and never half of one.
 WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 144
 RECORDS_FROM = 64
@@ -124,6 +127,8 @@ def read(
         texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
     # The writer may have overwritten the oldest of them since.
     _, run_now, written_now, _ = HEADER.unpack_from(buffer)
+    # A record is counted only once it is whole, and the one under way has the place of the oldest
+    # that is still counted: hence the + 1.
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
         return LogTail(run_now)

@@ -85,6 +85,10 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
     and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
     False when this torch is different.
     """
+    # `init_process_group` and `new_group`, through which subgroups and meshes are made too, look
+    # this function up in their module at each call. To replace it there shows each group with its
+    # store and its name, which the public functions are not given. What `split_group` makes stays
+    # unobserved: torch 2.13 makes it in C++.
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
         return False
@@ -140,6 +144,8 @@ def take_place(group: Any, inner: Any) -> None:
     `inner` has changed.
     """
     world: Any = distributed_c10d._world
+    # Whatever another torch may lack is asked for before the first change: an error then leaves
+    # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
     kinds = dist.ProcessGroup.BackendType.__members__
@@ -193,6 +199,9 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
         well_formed = all(isinstance(each, dist.P2POp) for each in p2p_op_list)
         if not well_formed or len({operation.group for operation in p2p_op_list}) != 1:
             return batch(p2p_op_list)
+        # The manager calls `_start_coalescing` and `_end_coalescing` of the group, which an
+        # observed group passes on. Each operation in between still comes through its own method and
+        # is recorded.
         with together(group, device, async_ops=True) as sent:
             for operation in p2p_op_list:
                 peer = {
@@ -480,6 +489,8 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
 
     @functools.wraps(original)
     def script(obj: Any, *args: Any, **named: Any) -> Any:
+        # torch looks names up in the frame that is so many callers out, and this function is one
+        # more.
         if len(args) > 1:
             args = (args[0], args[1] + 1, *args[2:])
         else:
@@ -544,6 +555,8 @@ def forget_groups() -> None:
 
 def set_group_timeout(timeout: timedelta, group: Any) -> bool:
     """Change a group's timeout for operations issued from now on; False if it cannot be."""
+    # torch's `_set_pg_timeout` would do, but for a backend that is neither gloo nor NCCL it warns,
+    # and its caller does not learn that the old limit still holds.
     setters = []
     for device in getattr(group, "_device_types", ()):
         with contextlib.suppress(RuntimeError):  # no backend for this device

@@ -133,6 +133,8 @@ def groups_of(
                 inside = dist.get_rank() in members[:size]
                 groups[size] = make(members[:size]) if inside else None
         yield control, groups
+        # No rank destroys a group while another is still in its last collective there. After an
+        # error this is left out: the others may never come.
         dist.barrier(group=control)
     finally:
         for group in reversed(made):

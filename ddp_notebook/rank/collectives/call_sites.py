@@ -205,6 +205,8 @@ class CallSites:
                 return known
         near: FrameType | None
         try:
+            # The sum is only where to look: that of another code and offset may be equal.
+            # `_as_lately` compares the code and the offset of each frame before it gives a site.
             near = _getframe(_NEAR)
             at = id(near.f_code) + near.f_lasti
         except ValueError:
@@ -367,6 +369,8 @@ class CallSites:
         """Forget all sites, which are known by ids of code: a program may create code forever."""
         most = most or _MOST_KNOWN
         if len(self._sites) > most or len(self._codes) > most:
+            # All of them together: sites and ways are known by ids of code that `_codes` keeps
+            # alive, and an id may be another code's as soon as its code is freed.
             self._sites.clear()
             self._last.clear()
             self._codes.clear()
@@ -450,6 +454,8 @@ def _at_holders(
 def _read_variables(code: _Code, frame: FrameType, texts: list[str]) -> None:
     at = frame.f_lasti
     inside = [variable for variable in code.variables if variable.begin <= at <= variable.end]
+    # Before Python 3.13 this copies all variables of a function into a dict: so only where one of
+    # them is wanted.
     values = frame.f_locals if inside else {}
     for variable in inside:
         value = values.get(variable.name)

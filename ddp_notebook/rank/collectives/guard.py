@@ -123,6 +123,11 @@ class Guard:
         Raises Mismatch when another rank has another. Before each collective: one write and
         one read a peer, no call.
         """
+        # Number and fingerprint are one word, so that a peer never pairs one collective's number
+        # with the fingerprint of another. No fence stands between the store of it and the loads
+        # below, and a CPU may load while its own store is still on the way; what the interpreter
+        # does in between, some hundred instructions, gives it the time. Where both ranks miss each
+        # other all the same, the mismatch goes to torch, as it would without a guard.
         word = ((seq_id + 1) & 0xFFFFFF) << 40 | fingerprint
         at = (seq_id & _MASK) * _WORDS_PER_ENTRY
         words = self._words

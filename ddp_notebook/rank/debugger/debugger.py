@@ -306,6 +306,8 @@ class Debugger(Component):
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
+                # Before the turn is given up: the next thread to stop sets all three, and must find
+                # them its own.
                 self.stopped, main.paused_at, main.paused_in = None, "", None
                 self._turn.release()
         if not over:  # where an error was raised there is no next line

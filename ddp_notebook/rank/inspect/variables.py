@@ -38,6 +38,8 @@ from ddp_notebook.rank.training.fsdp_private import placed_part
 MOST_BYTES = 60_000
 """The largest answer of a rank, as JSON."""
 _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
+# The getter of `__dict__` itself, in place of `model.__dict__`: a class of the user's may define
+# `__getattribute__`, or a property of that name, and its code would run here, on our thread.
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
 
 
