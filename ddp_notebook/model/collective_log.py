@@ -84,6 +84,7 @@ class _Group:
     limit_s: float = 0.0
 
 
+_NO_GROUP = _Group("", ())
 Text: TypeAlias = str | tuple[Place, ...] | _Group
 """A name, the path to a line of the user's code, or a process group."""
 _PathRows: Any = tuple[tuple[str, int, str, str], ...]
@@ -226,20 +227,21 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
     (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
-    in_group, lines = text(group), text(path)
+    known, lines = text(group), text(path)
+    in_group = known if isinstance(known, _Group) else _NO_GROUP
     return Collective(
         rank=rank,
         number=number - 1,
         operation=name(operation),
         slot=slot,
-        group=in_group.group if isinstance(in_group, _Group) else "",
-        called=in_group.called if isinstance(in_group, _Group) else "",
+        group=in_group.group,
+        called=in_group.called,
         call=CallFacts(
             held_ns=fields[22 + DIMENSIONS],
             freed=bool(fields[23 + DIMENSIONS]),
             waited=bool(called & 1),
             thread=called >> 1,
-            limit_s=in_group.limit_s if isinstance(in_group, _Group) else 0.0,
+            limit_s=in_group.limit_s,
         ),
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,

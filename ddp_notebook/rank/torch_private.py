@@ -450,6 +450,21 @@ def abort_nccl() -> int:
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
     GPU itself. The groups are of no use afterwards.
     """
+    backends = _nccl_backends()
+    # Together, as torch does: one alone may wait for another that hangs.
+    together = len(backends) > 1 and all(hasattr(each, "_group_start") for each in backends)
+    if together:
+        backends[0]._group_start()
+    for backend in backends:
+        with contextlib.suppress(RuntimeError):  # it was aborted before
+            backend.abort()
+    if together:
+        backends[0]._group_end()
+    return len(backends)
+
+
+def _nccl_backends() -> list[Any]:
+    """NCCL's part of each group, once where groups share it; none of a torch without NCCL."""
     kind = getattr(dist, "ProcessGroupNCCL", None)
     backends: dict[int, Any] = {}
     for group in known_groups():
@@ -459,17 +474,7 @@ def abort_nccl() -> int:
                 backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
                 if kind is not None and isinstance(backend, kind) and hasattr(backend, "abort"):
                     backends[id(backend)] = backend
-    # Together, as torch does: one alone may wait for another that hangs.
-    together = len(backends) > 1 and all(hasattr(b, "_group_start") for b in backends.values())
-    first = next(iter(backends.values()), None)
-    if together and first is not None:
-        first._group_start()
-    for backend in backends.values():
-        with contextlib.suppress(RuntimeError):  # it was aborted before
-            backend.abort()
-    if together and first is not None:
-        first._group_end()
-    return len(backends)
+    return list(backends.values())
 
 
 def in_backward() -> bool:

@@ -390,16 +390,20 @@ class CallSites:
             if code.ends:
                 break
             frame = frame.f_back
-        variables: list[_Variable] = []
-        """What may hold a metric's name where the innermost user frames stand."""
-        for users in self._innermost(begin) if part is None else ():
-            at = users.f_lasti
-            variables += [v for v in self._code(users).variables if v.begin <= at <= v.end]
         lines = tuple(reversed(path[:_MOST_LINES]))
-        site = self._sites[key] = CallSite(
-            next(self._numbers), lines, api, part, tuple(variables), thread
-        )
+        variables = self._may_name_metric(begin) if part is None else ()
+        number = next(self._numbers)
+        site = self._sites[key] = CallSite(number, lines, api, part, variables, thread)
         return site
+
+    def _may_name_metric(self, frame: FrameType | None) -> tuple[_Variable, ...]:
+        """The variables for that where the innermost user frames stand."""
+        return tuple(
+            variable
+            for users in self._innermost(frame)
+            for variable in self._code(users).variables
+            if variable.begin <= users.f_lasti <= variable.end
+        )
 
     def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
         seen = 0

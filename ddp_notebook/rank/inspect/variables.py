@@ -164,7 +164,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
         return Variable(name, tensor=replace(facts, dtype=f"{kinds}, here {facts.dtype}"))
     if safe_repr.inherits(value, torch.optim.Optimizer):
         return Variable(name, _optimizer(value))
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+    if safe_repr.is_array(value):
         return Variable(name, tensor=reader.array_facts(value))
     if numpy is not None and kind in {numpy.dtype(code).type for code in "?bBhHiIlLqQefdFD"}:
         return _described(name, value.item(), reader)  # a number of NumPy's that is one of Python's
