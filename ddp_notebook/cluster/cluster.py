@@ -62,6 +62,9 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = [
     "--log-level=ERROR",
+    # No nanny, a process beside each engine that sees its end: the fork server does. And 0 for no
+    # check of heartbeats: an engine whose main thread is blocked hears none, and must not end
+    # itself for that.
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",

@@ -199,6 +199,7 @@ def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
 
 
 def _texts(data: bytes) -> tuple[Text, ...]:
+    # A line each, as JSON writes a line break in a text as two characters.
     # Number 0 is no text.
     return "", *(_text(line) for line in data.split(b"\n")[:-1])
 

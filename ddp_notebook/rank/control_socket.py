@@ -128,6 +128,8 @@ class ControlSocket(Component):
             raise
         self._listener, self._pid = listener, os.getpid()
         # A forked child is another process: it must not seem to listen when this one is dead.
+        # Python keeps such a function for good: one that listens again after `close` has two, and
+        # the second finds nothing to close.
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._serve, name="ddp-questions", daemon=True).start()
 

@@ -130,6 +130,7 @@ def groups_counted_from(number: int) -> Iterator[None]:
     """
     world: Any = distributed_c10d._world
     before = world.group_count
+    # By the counter, as torch takes no name for a group: see above for what depends on it.
     world.group_count = number
     try:
         yield

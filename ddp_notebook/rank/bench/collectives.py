@@ -169,6 +169,7 @@ class Bench:
 
     def agree(self, decision: int, group: Any) -> int:
         """Return what rank 0 decided."""
+        # On the device that is measured: NCCL broadcasts no tensors of a CPU.
         shared = torch.tensor([decision], dtype=torch.int64, device=self.device)
         dist.broadcast(shared, group=group, group_src=0)
         return int(shared.item())

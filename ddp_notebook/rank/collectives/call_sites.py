@@ -323,6 +323,8 @@ class CallSites:
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
+            # The first two are torch's function and its wrapper. Behind a wrapper `_as_lately`
+            # begins at `near`, so they are left out.
             known_frames = tuple(seen[2:] if wrapped else seen)
             way = begin.f_code, wrapped, known_frames, ends, site
             self._last[at] = way, *self._last.get(at, ())[:7]

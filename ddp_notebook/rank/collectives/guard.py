@@ -24,6 +24,8 @@ from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.rank_process import RankProcess
 
+# How far apart two ranks may be and still be compared. What was overwritten by then has another
+# number, and is passed over: a mismatch is missed, none is invented.
 ENTRIES = 1024
 _MASK = ENTRIES - 1
 _WORDS_PER_ENTRY = 2

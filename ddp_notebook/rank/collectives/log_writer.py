@@ -48,6 +48,8 @@ class LogWriter:
         self._text_bytes = 0
         self.prepared: dict[Hashable, Any] = {}
         """The common part of records, packed. It names texts by number, so it ends with them."""
+        # The old records stay where they are and count no more. A reader that was at them sees
+        # afterwards, by the run's number, that they are of another run.
         collective_log.HEADER.pack_into(self._map, 0, collective_log.MAGIC, run, 0, 0)
 
     @property

@@ -165,6 +165,8 @@ class Observer(Component):
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """A context in which collectives go straight to torch, which a benchmark measures."""
+        # The closures below read `observer.log` at each call: to set it is all it takes, from any
+        # thread.
         log, self.log = self.log, None
         try:
             yield

@@ -136,6 +136,7 @@ class Debugger(Component):
         self._after_gate: Move | None = None
         self._pauses_all = False
         """A breakpoint is set on collectives."""
+        # Anonymous memory is shared with forks, and with nothing else: no file, no lock to inherit.
         self._said_in_child = mmap.mmap(-1, 1)
         """A byte that processes forked from this one share: one of them has said it."""
         self.armed = Armed()

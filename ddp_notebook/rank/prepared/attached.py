@@ -223,6 +223,8 @@ class Children:
         if folder is not None:
             known = self._watched.process
             known.guards = False  # the others compare nothing before they send it
+            # By links, as the files are in use: this process goes on answering and writing where it
+            # did.
             (folder / "ask").symlink_to(known.questions)
             (folder / f"ring-{rank}").symlink_to(known.collective_log)
             (folder / SPLITS).symlink_to(known.folder / SPLITS)
