@@ -127,8 +127,6 @@ class _Source:
             missing = event.seq - self.next_seq.get(event.rank, event.seq)
             if missing > 0:
                 events.append(EventsLost(rank=event.rank, count=missing, heard_ns=now_ns))
-            # Also after a gap: each lost event is counted once, and one that comes late counts as
-            # none.
             self.next_seq[event.rank] = event.seq + 1
             events.append(event)
         return events

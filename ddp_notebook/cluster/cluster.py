@@ -271,6 +271,7 @@ class IPyParallelCluster:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
                 # client that connects is told of all of them.
                 before, self._client = self._client, self._connected()
+                # They belong to the client that made them.
                 self._views.clear()
                 before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S

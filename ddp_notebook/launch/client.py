@@ -234,6 +234,7 @@ class ForkServerClient:
 
     def reset(self, timeout_s: float = 5) -> bool:
         """End all children; the server stays, for other ranks. False when it does not answer."""
+        # Handlers are let go before the command is sent: what ends by it is nobody's any more.
         self._reset = Future()
         with self._lock:
             self._lost_handlers.clear()

@@ -137,6 +137,8 @@ def current() -> RankRuntime:
     """This rank's runtime, made and attached on first use. Raises RuntimeError off a rank."""
     global _runtime
     if _runtime is None:
+        # Only within a call, on the main thread: the engine's loop runs by then, and `Orders` needs
+        # it.
         _runtime = RankRuntime(boot.engine(), get_ipython())
         _runtime.attach()
     return _runtime

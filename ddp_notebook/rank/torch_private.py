@@ -433,6 +433,8 @@ def uses_cuda() -> bool:
 
 def when_cuda_begins(function: Callable[[], None]) -> None:
     """Call `function` once CUDA begins in this process, or now; never where torch cannot tell."""
+    # torch's own list of calls that wait for CUDA. Every public way to the driver would begin CUDA,
+    # and a process that has begun it can fork none that use it.
     later = getattr(torch.cuda, "_lazy_call", None)
     if later is not None:
         later(function)

@@ -130,6 +130,7 @@ class ScriptProcess:
         self._over = True
         self._ending.say(script.cell, error, script.path, self._life.run_ends, self._left)
         while True:
+            # It returns whenever a handler of the script's has run.
             signal.pause()
 
     def _execute(self, main: types.ModuleType) -> BaseException | None:

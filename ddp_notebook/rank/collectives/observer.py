@@ -427,6 +427,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     """One of torch's methods: recorded before, issued, marked after."""
     name = operation.method
     record = _recorder(observer, operation)
+    # Held from now on: who forgets what is pending clears this deque, and puts none in its place.
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
     works = observer.works
@@ -502,6 +503,8 @@ def _recorder(
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
     kind, exchanges = 1 if operation.to_peer else 0, operation.exchanges
+    # The list itself is held: who is added to it later is told too, and another list in its place
+    # would not be seen.
     call_sites, subscribers = observer.call_sites, observer.on_new_kind
 
     def record(

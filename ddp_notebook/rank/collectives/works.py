@@ -129,6 +129,7 @@ class AsyncWorks:
         return seen or bool(self._open or (self.functional is not None and self.functional.left))
 
     def _asked(self, original: Any) -> Any:
+        # Every wrapper holds this dict: `begin` clears it, and never replaces it.
         opened = self._open
 
         @functools.wraps(original)

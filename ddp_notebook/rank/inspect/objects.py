@@ -20,7 +20,6 @@ def objects_of(*kinds: type) -> list[Any]:
     Runs no code of theirs. `kinds` must have no metaclass in Python.
     """
     found: list[Any] = []
-    # `gc.get_objects()` in one list would be seen by other threads: see the head of this file.
     collects = gc.isenabled()
     gc.disable()  # a collection would put objects into another generation meanwhile
     try:
