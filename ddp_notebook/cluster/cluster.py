@@ -62,9 +62,9 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = [
     "--log-level=ERROR",
-    # No nanny, a process beside each engine that sees its end: the fork server does. And 0 for no
-    # check of heartbeats: an engine whose main thread is blocked hears none, and must not end
-    # itself for that.
+    # A nanny would be one more process for each engine, to see its end: the fork server does. And
+    # an engine that hears no heartbeats, as with a blocked main thread, must not end itself for
+    # that: 0 is no check.
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",
