@@ -264,6 +264,8 @@ class LiveBoard:
             self._show(self._shown, facts, memory.past)
             self._send_slices(memory.timeline)
             self._answer()
+        # Not under the lock, for which a button that is pressed waits: this may read what ranks
+        # wrote.
         self._tabs.turn(self._source.key())
 
     def _memory_of(self, world_size: int) -> Memory:

@@ -36,6 +36,8 @@ def widget_messages(kernel: Any) -> Callable[[], None] | None:
             return
         while True:
             try:
+                # Only the main thread may use this socket, and it is the one that waits in the
+                # cell: so nobody else reads it now.
                 frames = stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.ZMQError:
                 return

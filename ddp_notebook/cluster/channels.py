@@ -42,6 +42,8 @@ class EventReceiver:
         """The source of the ranks' own processes and of the store's."""
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.PULL)
+        # No limit on this side: with this queue full those of the ranks would fill, and they drop
+        # what does not fit (see `rank/events.py`).
         self._socket.rcvhwm = 0
         with contextlib.suppress(zmq.ZMQError):  # a libzmq without it: the folder keeps others out
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())

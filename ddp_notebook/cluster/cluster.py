@@ -62,6 +62,9 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = [
     "--log-level=ERROR",
+    # A nanny would be one more process for each engine, to see its end: the fork server does. And
+    # an engine that hears no heartbeats, as with a blocked main thread, must not end itself for
+    # that: 0 is no check.
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",
@@ -268,6 +271,7 @@ class IPyParallelCluster:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
                 # client that connects is told of all of them.
                 before, self._client = self._client, self._connected()
+                # They belong to the client that made them.
                 self._views.clear()
                 before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
@@ -296,6 +300,9 @@ class IPyParallelCluster:
         }
         for rank, answer in answers.items():
             to = self._pids[rank], questions_of(self._folder, rank)
+            # Once it has answered, the rank has a runtime, and a socket that listens. The
+            # connection is made now because a cell may remove the socket's file, and orders must
+            # arrive all the same.
             answer.add_done_callback(partial(self._connect_orders, *to))
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)

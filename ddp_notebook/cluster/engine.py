@@ -53,6 +53,8 @@ def engine(argv: Sequence[str]) -> None:
         except SystemExit as stop:
             if not _by_a_callback_of_the_user(stop):
                 raise
+            # asyncio passes SystemExit on out of its loop, and the loop can go on from there. The
+            # engine has been registered: `app.start` would do that a second time.
             serve = app.loop.start
         else:
             return

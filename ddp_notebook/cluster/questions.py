@@ -140,6 +140,8 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
         for rank, path in sockets.items():
             with contextlib.suppress(OSError):  # no process listens there, or its queue is full
                 connection = stack.enter_context(connected(path))
+                # It does not block: a question is short, and a new connection's buffer takes it
+                # whole. Where it does not, the rank counts as one that does not answer.
                 if connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
         left_s = timeout_s

@@ -33,6 +33,9 @@ def die_with_parent(parent_pid: int) -> None:
     """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
     if not sys.platform.startswith("linux"):
         return
+    # Linux takes the thread that forked for the parent, and not its process: a child whose parent
+    # thread ends would be killed, though its parent lives. The fork server has one thread. No child
+    # of this process inherits the setting: each has to ask for itself.
     # PR_SET_PDEATHSIG is 1.
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
     # The signal comes when the parent dies after this call. If it died before, this process has

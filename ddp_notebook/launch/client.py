@@ -206,6 +206,8 @@ class ForkServerClient:
         A pid is not safe: it may have been reused.
         """
         with self._lock:
+            # The signal is sent under the lock, too: the reader's thread closes the descriptor of a
+            # child that was reaped, and its number may then be any other file's.
             pidfd = self._pidfds.get(pid)
             if pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -232,6 +234,7 @@ class ForkServerClient:
 
     def reset(self, timeout_s: float = 5) -> bool:
         """End all children; the server stays, for other ranks. False when it does not answer."""
+        # Handlers are let go before the command is sent: what ends by it is nobody's any more.
         self._reset = Future()
         with self._lock:
             self._lost_handlers.clear()
@@ -312,6 +315,8 @@ class ForkServerClient:
             futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
             for pid in list(self._pidfds):
                 self._close_pidfd(pid)
+        # Not under the lock, which is not reentrant: callbacks and handlers run on this thread, and
+        # may call `signal` or `on_lost`.
         for future in futures:
             if not future.done():
                 future.set_exception(SessionLost(_LOST))

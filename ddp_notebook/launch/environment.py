@@ -56,6 +56,8 @@ def rank_environment(
     environment = {
         **torchrun_variables(rank, world_size, None, agent_store=True),
         "OMP_NUM_THREADS": str(threads),
+        # Without it debugpy, which ipykernel loads, warns in each rank that frozen modules may make
+        # a debugger miss breakpoints.
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         # Figures appear in the notebook, also when matplotlib is first loaded in the rank.
         "MPLBACKEND": os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline"),

@@ -112,6 +112,7 @@ class ForkServer:
         """Write one event. If the session is gone the write is lost; the loop will notice."""
         if self.broken:  # it ends its children: their ends must not look like their own
             return
+        # This may block while the pipe is full: the client empties it on a thread of its own.
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while data:
@@ -226,6 +227,7 @@ class ForkServer:
             # child, it would keep a dead session's folder from being swept.
             for held in self.folders:
                 held.let_go()
+            # A child that is forked between two imports of `preload` has it disabled.
             gc.enable()
             child.start(spec, os.getppid())
         finally:  # in the server's own frames it would end the session's other processes

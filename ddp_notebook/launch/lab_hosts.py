@@ -110,6 +110,8 @@ def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
         with contextlib.suppress(OSError):
             Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
         kinds = ("net", "uts")
+        # The next `unshare` leaves this host. These descriptors keep it open until this process
+        # ends, and their paths are how ranks enter it.
         hosts.append({k: os.open(f"/proc/thread-self/ns/{k}", os.O_RDONLY) for k in kinds})
     paths = [{k: f"/proc/{os.getpid()}/fd/{fd}" for k, fd in host.items()} for host in hosts]
     peer = f"peer name {INTERFACE} netns {paths[0]['net']}"

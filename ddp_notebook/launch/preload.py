@@ -63,6 +63,8 @@ def draw_together() -> None:
     A page is copied as soon as one object on it gets another reference.
     """
     # IPython makes a set of these names in each rank: they lay on a thousand pages.
+    # New strings, made one after another, lie side by side: their references are counted on few
+    # pages.
     for name in list(sys.modules):
         sys.modules[str(name.encode(), "utf-8")] = sys.modules.pop(name)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's

@@ -255,16 +255,22 @@ def _remove_pages(since_s: float) -> bool:
                 found.append(path)
     if not found:
         return waits
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())
+    mapped = _mapped_files()
     for path in found:
         if str(path) in mapped:
             waits = True
         else:
             _unlink(path)
     return waits
+
+
+def _mapped_files() -> set[str]:
+    """Return the paths of what the processes of this user have mapped."""
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())
+    return mapped
 
 
 def _own_files() -> list[tuple[Path, os.stat_result]]:

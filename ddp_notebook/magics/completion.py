@@ -105,6 +105,9 @@ class RankNames:
         """Begin; without a completer or a kernel this does nothing."""
         _matchers(self._ui.shell).append(self._matcher())
         if self._kernel is not None:
+            # IPython has matchers for Tab and nothing like them for Shift-Tab: the kernel's method
+            # is the only place. It is set on the object, so that to withdraw it is to delete an
+            # attribute.
             self._inspect_elsewhere = self._kernel.do_inspect
             self._kernel.do_inspect = self._inspect
 

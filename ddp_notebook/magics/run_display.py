@@ -78,6 +78,8 @@ class RunDisplay:
         live: LiveRun | None = None
         over = False
         # A short cell has no region; nothing is created for it.
+        # The context is the one of this cell. The region may be opened on the thread that receives
+        # events, and there ipykernel would not know for which cell it sends.
         publisher, context = self._output.publisher, copy_context()
 
         def begun(run: CellRun) -> None:

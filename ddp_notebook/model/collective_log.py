@@ -46,6 +46,9 @@ REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
 peer, tag; shape; held_ns, freed."""
 MAGIC = b"ddpring2"
+# The two counts, and a record's number, `issued_ns` and `done_ns`, lie at multiples of eight: the
+# writer changes each by itself through a memoryview cast to "Q", which is one store of the machine.
+# So another process reads the old value or the new one, and never half of one.
 WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 144
 RECORDS_FROM = 64
@@ -81,6 +84,7 @@ class _Group:
     limit_s: float = 0.0
 
 
+_NO_GROUP = _Group("", ())
 Text: TypeAlias = str | tuple[Place, ...] | _Group
 """A name, the path to a line of the user's code, or a process group."""
 _PathRows: Any = tuple[tuple[str, int, str, str], ...]
@@ -124,6 +128,8 @@ def read(
         texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
     # The writer may have overwritten the oldest of them since.
     _, run_now, written_now, _ = HEADER.unpack_from(buffer)
+    # A record is counted only once it is whole, and the one under way has the place of the oldest
+    # that is still counted: hence the + 1.
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
         return LogTail(run_now)
@@ -193,6 +199,7 @@ def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
 
 
 def _texts(data: bytes) -> tuple[Text, ...]:
+    # A line each, as JSON writes a line break in a text as two characters.
     # Number 0 is no text.
     return "", *(_text(line) for line in data.split(b"\n")[:-1])
 
@@ -221,20 +228,21 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
     (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
-    in_group, lines = text(group), text(path)
+    known, lines = text(group), text(path)
+    in_group = known if isinstance(known, _Group) else _NO_GROUP
     return Collective(
         rank=rank,
         number=number - 1,
         operation=name(operation),
         slot=slot,
-        group=in_group.group if isinstance(in_group, _Group) else "",
-        called=in_group.called if isinstance(in_group, _Group) else "",
+        group=in_group.group,
+        called=in_group.called,
         call=CallFacts(
             held_ns=fields[22 + DIMENSIONS],
             freed=bool(fields[23 + DIMENSIONS]),
             waited=bool(called & 1),
             thread=called >> 1,
-            limit_s=in_group.limit_s if isinstance(in_group, _Group) else 0.0,
+            limit_s=in_group.limit_s,
         ),
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,

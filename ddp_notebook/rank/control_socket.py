@@ -82,6 +82,8 @@ def reachable(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS_BYTES or not _DESCRIPTORS.is_dir():
         yield str(path)
         return
+    # The kernel follows this path once, when it binds or connects, so the descriptor can be closed
+    # afterwards. The socket itself stands in its folder, under its own name.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield str(_DESCRIPTORS / str(folder) / path.name)
@@ -126,6 +128,8 @@ class ControlSocket(Component):
             raise
         self._listener, self._pid = listener, os.getpid()
         # A forked child is another process: it must not seem to listen when this one is dead.
+        # Python keeps such a function for good: one that listens again after `close` has two, and
+        # the second finds nothing to close.
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._serve, name="ddp-questions", daemon=True).start()
 
@@ -167,6 +171,7 @@ class ControlSocket(Component):
             return
         about = asked.get("about") or {}
         if self.take_orders is not None and asked.get("orders") == self._pid:
+            # A copy of the descriptor: `_serve` closes its own as soon as this returns.
             self.take_orders(connection.dup())
         elif isinstance(about, dict):
             connection.sendall(framed(self._answer(str(asked.get("question", "")), about)))

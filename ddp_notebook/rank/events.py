@@ -41,6 +41,9 @@ class EventSender(Events):
         self.rank = rank
         self._source = source.encode()
         self._pending: deque[Event] = deque()
+        # Two locks, always taken in this order: `_sending`, then `_lock`. `emit` takes only the
+        # second, for as long as an append takes: a thread that emits never waits for one that
+        # sends.
         self._lock = threading.Lock()
         self._seq = 0
         self._wake = threading.Event()
@@ -50,6 +53,8 @@ class EventSender(Events):
         self._pid = os.getpid()
         self._sending = threading.Lock()
         """Held while using the socket and taking events from `_pending`, so that order is kept."""
+        # `linger`: `term` waits so long for what is not sent yet, and no longer: the session may be
+        # gone.
         self._context = zmq.Context()  # our own: the engine may end its instance before us
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.sndhwm = 10_000
@@ -122,6 +127,9 @@ class EventSender(Events):
                     again_s = self.collect()
                     if time.monotonic() >= pulse_at:
                         self.emit(Pulse, **self.pulse())
+                        # `emit` has woken this very thread, which would go round once more for
+                        # nothing. Output that wakes it in this moment is forgotten as well, and
+                        # leaves with the next pulse.
                         self._wake.clear()
                         pulse_at = time.monotonic() + PULSE_S
                 except Exception as error:  # noqa: BLE001  # the one boundary: see _disable
@@ -151,6 +159,8 @@ class EventSender(Events):
                 with contextlib.suppress(zmq.Again):
                     self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)
             finally:
+                # Also for what was dropped or cannot be encoded: it is never sent later, and
+                # `flush` would wait for it until its time is up.
                 with self._flushed:
                     self._sent_seq = events[-1].seq
                     self._flushed.notify_all()

@@ -33,6 +33,7 @@ class Orders(Component):
 
     def take(self, connection: socket.socket) -> None:
         """Read orders from `connection`, until the session closes it. From any thread."""
+        # The control socket's thread gives it away here, and does not touch it again.
         connection.setblocking(False)
         read = partial(self._read, connection, bytearray())
         add = self._loop.add_reader

@@ -78,6 +78,7 @@ class RankRuntime:
     def attach(self) -> None:
         """Put everything where it belongs in IPython, torch and the event sender. Once."""
         self.life.attach()
+        # After everything is attached: from now on the sender's thread calls both.
         self.events.collect = self.forwarder.collect
         self.events.pulse = self._pulse
         end_by_sigterm()  # by the engine's own handler it would end later, "with code 1"
@@ -136,6 +137,8 @@ def current() -> RankRuntime:
     """This rank's runtime, made and attached on first use. Raises RuntimeError off a rank."""
     global _runtime
     if _runtime is None:
+        # Only within a call, on the main thread: the engine's loop runs by then, and `Orders` needs
+        # it.
         _runtime = RankRuntime(boot.engine(), get_ipython())
         _runtime.attach()
     return _runtime

@@ -85,6 +85,10 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
     and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
     False when this torch is different.
     """
+    # `init_process_group` and `new_group`, through which subgroups and meshes are made too, look
+    # this function up in their module at each call. To replace it there shows each group with its
+    # store and its name, which the public functions are not given. What `split_group` makes stays
+    # unobserved: torch 2.13 makes it in C++.
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
         return False
@@ -126,6 +130,7 @@ def groups_counted_from(number: int) -> Iterator[None]:
     """
     world: Any = distributed_c10d._world
     before = world.group_count
+    # By the counter, as torch takes no name for a group: see above for what depends on it.
     world.group_count = number
     try:
         yield
@@ -140,6 +145,8 @@ def take_place(group: Any, inner: Any) -> None:
     `inner` has changed.
     """
     world: Any = distributed_c10d._world
+    # Whatever another torch may lack is asked for before the first change: an error then leaves
+    # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
     kinds = dist.ProcessGroup.BackendType.__members__
@@ -193,6 +200,9 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
         well_formed = all(isinstance(each, dist.P2POp) for each in p2p_op_list)
         if not well_formed or len({operation.group for operation in p2p_op_list}) != 1:
             return batch(p2p_op_list)
+        # The manager calls `_start_coalescing` and `_end_coalescing` of the group, which an
+        # observed group passes on. Each operation in between still comes through its own method and
+        # is recorded.
         with together(group, device, async_ops=True) as sent:
             for operation in p2p_op_list:
                 peer = {
@@ -423,6 +433,8 @@ def uses_cuda() -> bool:
 
 def when_cuda_begins(function: Callable[[], None]) -> None:
     """Call `function` once CUDA begins in this process, or now; never where torch cannot tell."""
+    # torch's own list of calls that wait for CUDA. Every public way to the driver would begin CUDA,
+    # and a process that has begun it can fork none that use it.
     later = getattr(torch.cuda, "_lazy_call", None)
     if later is not None:
         later(function)
@@ -441,6 +453,21 @@ def abort_nccl() -> int:
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
     GPU itself. The groups are of no use afterwards.
     """
+    backends = _nccl_backends()
+    # Together, as torch does: one alone may wait for another that hangs.
+    together = len(backends) > 1 and all(hasattr(each, "_group_start") for each in backends)
+    if together:
+        backends[0]._group_start()
+    for backend in backends:
+        with contextlib.suppress(RuntimeError):  # it was aborted before
+            backend.abort()
+    if together:
+        backends[0]._group_end()
+    return len(backends)
+
+
+def _nccl_backends() -> list[Any]:
+    """NCCL's part of each group, once where groups share it; none of a torch without NCCL."""
     kind = getattr(dist, "ProcessGroupNCCL", None)
     backends: dict[int, Any] = {}
     for group in known_groups():
@@ -450,17 +477,7 @@ def abort_nccl() -> int:
                 backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
                 if kind is not None and isinstance(backend, kind) and hasattr(backend, "abort"):
                     backends[id(backend)] = backend
-    # Together, as torch does: one alone may wait for another that hangs.
-    together = len(backends) > 1 and all(hasattr(b, "_group_start") for b in backends.values())
-    first = next(iter(backends.values()), None)
-    if together and first is not None:
-        first._group_start()
-    for backend in backends.values():
-        with contextlib.suppress(RuntimeError):  # it was aborted before
-            backend.abort()
-    if together and first is not None:
-        first._group_end()
-    return len(backends)
+    return list(backends.values())
 
 
 def in_backward() -> bool:
@@ -480,6 +497,8 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
 
     @functools.wraps(original)
     def script(obj: Any, *args: Any, **named: Any) -> Any:
+        # torch looks names up in the frame that is so many callers out, and this function is one
+        # more.
         if len(args) > 1:
             args = (args[0], args[1] + 1, *args[2:])
         else:
@@ -544,6 +563,8 @@ def forget_groups() -> None:
 
 def set_group_timeout(timeout: timedelta, group: Any) -> bool:
     """Change a group's timeout for operations issued from now on; False if it cannot be."""
+    # torch's `_set_pg_timeout` would do, but for a backend that is neither gloo nor NCCL it warns,
+    # and its caller does not learn that the old limit still holds.
     setters = []
     for device in getattr(group, "_device_types", ()):
         with contextlib.suppress(RuntimeError):  # no backend for this device

@@ -158,14 +158,7 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
                 f"{name} is for collectives, and this call measures training steps: leave out "
                 f"{name}, or --model, --batch and the other options of training steps."
             )
-    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
-    try:
-        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
-        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
-        chosen = {name: value for name, value in given.items() if value is not None}
-        plan = StepPlan(budget_s=parse_seconds(args.budget), **chosen)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
+    plan = _step_plan(args)
     if args.export and (problem := check_export(args.export, steps=True)):
         raise UsageMistake(problem)
 
@@ -177,6 +170,18 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
     if args.export:
         ui.say(save_steps(result, args.export))
     return result
+
+
+def _step_plan(args: argparse.Namespace) -> StepPlan:
+    """Return the plan of training steps that the options describe. Raises UsageMistake."""
+    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
+    try:
+        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
+        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.bench.plan import IN_FLIGHT, Item, Plan, Schedule
+from ddp_notebook.bench.plan import IN_FLIGHT, CurvePlan, Item, Plan, Schedule
 from ddp_notebook.model import Progress, codec
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank.bench import machine
@@ -133,6 +133,8 @@ def groups_of(
                 inside = dist.get_rank() in members[:size]
                 groups[size] = make(members[:size]) if inside else None
         yield control, groups
+        # No rank destroys a group while another is still in its last collective there. After an
+        # error this is left out: the others may never come.
         dist.barrier(group=control)
     finally:
         for group in reversed(made):
@@ -167,6 +169,7 @@ class Bench:
 
     def agree(self, decision: int, group: Any) -> int:
         """Return what rank 0 decided."""
+        # On the device that is measured: NCCL broadcasts no tensors of a CPU.
         shared = torch.tensor([decision], dtype=torch.int64, device=self.device)
         dist.broadcast(shared, group=group, group_src=0)
         return int(shared.item())
@@ -183,13 +186,7 @@ def measure(bench: Bench) -> list[Visit]:
     """
     plan = bench.plan
     curves = plan.curves(bench.control.size())
-    # Memory is taken once, for the largest size of any curve: what is freed and taken again would
-    # be touched for the first time within a timed region.
-    largest = {curve: max(curve.sizes(plan.sizes()), default=0) for curve in curves}
-    for curve in curves:
-        largest[curve] *= IN_FLIGHT if curve.mode == "pipelined" else 1
-    received = (size for curve, size in largest.items() if not curve.operation.in_place)
-    buffers = Buffers(max(1, *largest.values()), max(received, default=1) or 1, bench.device)
+    buffers = _buffers(plan, curves, bench.device)
     items = [
         Item(number, size)
         for number, curve in enumerate(curves)
@@ -215,6 +212,16 @@ def measure(bench: Bench) -> list[Visit]:
             visits.append(latest)
         bench.report(schedule.progress(bench.spent_s), latest)
     return visits
+
+
+def _buffers(plan: Plan, curves: Sequence[CurvePlan], device: torch.device) -> Buffers:
+    """Take memory once, for the largest size of any curve."""
+    # What is freed and taken again would be touched for the first time within a timed region.
+    largest = {curve: max(curve.sizes(plan.sizes()), default=0) for curve in curves}
+    for curve in curves:
+        largest[curve] *= IN_FLIGHT if curve.mode == "pipelined" else 1
+    received = (size for curve, size in largest.items() if not curve.operation.in_place)
+    return Buffers(max(1, *largest.values()), max(received, default=1) or 1, device)
 
 
 def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, group: Any) -> Visit:

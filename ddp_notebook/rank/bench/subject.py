@@ -132,11 +132,7 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
     options: Mapping[str, Any] = {}
     if isinstance(value, DistributedDataParallel):
         options, value = _options(value), value.module
-    for part, tensor in value.named_parameters():
-        if nn.parameter.is_lazy(tensor):
-            raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
-    if not any(parameter.requires_grad for parameter in value.parameters()):
-        raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
+    _check_trainable(name, value)
     if not is_made:
         with users_code(
             f"{name} cannot be copied, and the model itself is not to be changed: {{}}. "
@@ -145,6 +141,15 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
             value = copy.deepcopy(value)
         value.zero_grad(set_to_none=True)
     return Subject(value.train(), f"{name}()" if is_made else name, options)
+
+
+def _check_trainable(name: str, module: nn.Module) -> None:
+    """Raises Unusable for a module that DDP could not wrap."""
+    for part, tensor in module.named_parameters():
+        if nn.parameter.is_lazy(tensor):
+            raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
 
 
 def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
@@ -319,7 +324,6 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
 
 def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, str]]:
     """Yield inputs to try for a layer, and what they are. A convolution does not tell the sides."""
-    shapes: list[tuple[int, ...]] = []
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         count = layer.num_embeddings
         for length in _LENGTHS:
@@ -328,18 +332,19 @@ def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, st
                 return torch.randint(count, (batch, length), device=device), None
 
             yield tokens, f"numbers below {count} [batch, {length}]"
-    elif isinstance(layer, nn.Linear):
-        shapes = [(layer.in_features,), (_LENGTHS[0], layer.in_features)]
-    elif isinstance(layer, nn.Conv2d):
-        shapes = [(layer.in_channels, side, side) for side in (32, 28, 64, 224, 8, 16)]
-    elif isinstance(layer, nn.Conv1d):
-        shapes = [(layer.in_channels, length) for length in _LENGTHS]
-    elif isinstance(layer, nn.MultiheadAttention):
-        shapes = [(_LENGTHS[0], layer.embed_dim)]
-    elif isinstance(layer, nn.RNNBase):
-        shapes = [(_LENGTHS[0], layer.input_size)]
-    for shape in shapes:
+    shapes_of = next((of for kind, of in _SHAPES.items() if isinstance(layer, kind)), None)
+    for shape in shapes_of(layer) if shapes_of is not None else ():
         yield _random(shape, device), _named(shape)
+
+
+_SHAPES: Mapping[type[nn.Module], Callable[[Any], list[tuple[int, ...]]]] = {
+    nn.Linear: lambda of: [(of.in_features,), (_LENGTHS[0], of.in_features)],
+    nn.Conv2d: lambda of: [(of.in_channels, side, side) for side in (32, 28, 64, 224, 8, 16)],
+    nn.Conv1d: lambda of: [(of.in_channels, length) for length in _LENGTHS],
+    nn.MultiheadAttention: lambda of: [(_LENGTHS[0], of.embed_dim)],
+    nn.RNNBase: lambda of: [(_LENGTHS[0], of.input_size)],
+}
+"""The shapes of a sample that layers may take."""
 
 
 def _with_loss(subject: Subject, batch: MakeBatch, loss: Callable[..., Any], text: str) -> Feed:

@@ -120,6 +120,8 @@ class LostInterrupts(Component):
 
         def interrupt_again(unraisable: Any) -> None:
             if self._forwarder.cell and issubclass(unraisable.exc_type, KeyboardInterrupt):
+                # A moment later: raised here at once, it would come up in the same callback, and be
+                # swallowed again.
                 again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
                 again.daemon = True
                 again.start()

@@ -96,6 +96,8 @@ class RankStream(io.TextIOBase):
             return self._write_elsewhere(text)
         if forwarder.fast:
             forwarder.settle()  # what the other stream wrote before comes before
+        # First the text, then a look at `woken`; `collect` clears `woken` first and takes
+        # afterwards. So who finds it set has appended before a `collect` that is still to come.
         self._append((self._what, text))
         if not forwarder.woken:
             forwarder.woken = True
@@ -116,6 +118,9 @@ class RankStream(io.TextIOBase):
     def begin_fast_path(self) -> None:
         """From now on `write` is C code; only `settle` shows what it wrote."""
         self._calm_polls = 0
+        # An attribute of the object hides the method of its class: `print` looks `write` up at each
+        # call, and finds C code. Who has kept the bound method calls ours all the same; it first
+        # settles what came this way, so that the order is kept.
         self.write = self._wrapper.write  # type: ignore[method-assign, assignment]
 
     def end_fast_path(self) -> None:
@@ -182,6 +187,8 @@ class OutputForwarder(Component):
         self._tracebacks = 0
         self._sent: list[bytes] = []
         self._tail = bytearray()
+        # Reentrant: `show` collects, and a signal handler of the user's may print on the thread
+        # that holds it.
         self._lock = threading.RLock()
         self._own_threads: frozenset[int | None] = frozenset()
         """The streams that existed before the user's first run."""

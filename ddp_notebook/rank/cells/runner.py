@@ -73,6 +73,9 @@ class CellRunner:
 
         def on_interrupt(number: int, frame: FrameType | None) -> None:
             assert task is not None
+            # While the cell's own code runs, the interrupt is raised in it as in any cell. While it
+            # awaits, the loop runs: an error raised there would end the engine, so the loop cancels
+            # the task itself.
             if asyncio.current_task(loop) is task:
                 self._interrupt(number, frame)
                 return
@@ -108,6 +111,9 @@ class CellRunner:
             # user's code can bring about.
             outcome.error = error
         finally:
+            # From here on an interrupt would hit the report of the end, and the session would wait
+            # for this rank forever. One that comes before the handler is replaced is dropped: the
+            # cell is over.
             with contextlib.suppress(KeyboardInterrupt):
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._end(run.cell, outcome.error)

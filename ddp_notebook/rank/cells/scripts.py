@@ -130,6 +130,7 @@ class ScriptProcess:
         self._over = True
         self._ending.say(script.cell, error, script.path, self._life.run_ends, self._left)
         while True:
+            # It returns whenever a handler of the script's has run.
             signal.pause()
 
     def _execute(self, main: types.ModuleType) -> BaseException | None:
@@ -171,6 +172,8 @@ class ScriptProcess:
         """Wait for its threads and call what it registered for its end; the error of all."""
         try:
             # As `multiprocessing` ends its processes: the pools of threads end with it, too.
+            # Both are private. Python calls them only when it ends, and this process is to stay,
+            # with the variables of its script.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):

@@ -185,6 +185,8 @@ class RankShell(Component):
         code_name: Callable[..., str] = compiler.get_code_name
 
         def get_code_name(raw_code: str, transformed: str, number: int) -> str:
+            # Only the first code of a run is the cell. What that runs by `get_ipython().run_cell`
+            # comes here too, and keeps IPython's names.
             if not self._name_pending:
                 return code_name(raw_code, transformed, number)
             self._name_pending = False
@@ -216,6 +218,8 @@ class RankShell(Component):
         ast.increment_lineno(module, 1 + self._blank)
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
+        # Without a time (None) `linecache.checkcache` never drops the entry, though no such file is
+        # there. The magic's own line comes first: lines are then numbered as in the notebook.
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
         self.debugger.begins(module, self.file_name)
         cell_ast.begin_with(module, _BEGIN_NAME)

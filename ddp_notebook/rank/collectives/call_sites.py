@@ -205,6 +205,8 @@ class CallSites:
                 return known
         near: FrameType | None
         try:
+            # The sum is only where to look: that of another code and offset may be equal.
+            # `_as_lately` compares the code and the offset of each frame before it gives a site.
             near = _getframe(_NEAR)
             at = id(near.f_code) + near.f_lasti
         except ValueError:
@@ -321,6 +323,8 @@ class CallSites:
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
+            # The first two are torch's function and its wrapper. Behind a wrapper `_as_lately`
+            # begins at `near`, so they are left out.
             known_frames = tuple(seen[2:] if wrapped else seen)
             way = begin.f_code, wrapped, known_frames, ends, site
             self._last[at] = way, *self._last.get(at, ())[:7]
@@ -367,6 +371,8 @@ class CallSites:
         """Forget all sites, which are known by ids of code: a program may create code forever."""
         most = most or _MOST_KNOWN
         if len(self._sites) > most or len(self._codes) > most:
+            # All of them together: sites and ways are known by ids of code that `_codes` keeps
+            # alive, and an id may be another code's as soon as its code is freed.
             self._sites.clear()
             self._last.clear()
             self._codes.clear()
@@ -386,16 +392,20 @@ class CallSites:
             if code.ends:
                 break
             frame = frame.f_back
-        variables: list[_Variable] = []
-        """What may hold a metric's name where the innermost user frames stand."""
-        for users in self._innermost(begin) if part is None else ():
-            at = users.f_lasti
-            variables += [v for v in self._code(users).variables if v.begin <= at <= v.end]
         lines = tuple(reversed(path[:_MOST_LINES]))
-        site = self._sites[key] = CallSite(
-            next(self._numbers), lines, api, part, tuple(variables), thread
-        )
+        variables = self._may_name_metric(begin) if part is None else ()
+        number = next(self._numbers)
+        site = self._sites[key] = CallSite(number, lines, api, part, variables, thread)
         return site
+
+    def _may_name_metric(self, frame: FrameType | None) -> tuple[_Variable, ...]:
+        """The variables for that where the innermost user frames stand."""
+        return tuple(
+            variable
+            for users in self._innermost(frame)
+            for variable in self._code(users).variables
+            if variable.begin <= users.f_lasti <= variable.end
+        )
 
     def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
         seen = 0
@@ -450,6 +460,8 @@ def _at_holders(
 def _read_variables(code: _Code, frame: FrameType, texts: list[str]) -> None:
     at = frame.f_lasti
     inside = [variable for variable in code.variables if variable.begin <= at <= variable.end]
+    # Before Python 3.13 this copies all variables of a function into a dict: so only where one of
+    # them is wanted.
     values = frame.f_locals if inside else {}
     for variable in inside:
         value = values.get(variable.name)

@@ -24,6 +24,8 @@ from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.rank_process import RankProcess
 
+# How far apart two ranks may be and still be compared. What was overwritten by then has another
+# number, and is passed over: a mismatch is missed, none is invented.
 ENTRIES = 1024
 _MASK = ENTRIES - 1
 _WORDS_PER_ENTRY = 2
@@ -123,6 +125,11 @@ class Guard:
         Raises Mismatch when another rank has another. Before each collective: one write and
         one read a peer, no call.
         """
+        # Number and fingerprint are one word, so that a peer never pairs one collective's number
+        # with the fingerprint of another. No fence stands between the store of it and the loads
+        # below, and a CPU may load while its own store is still on the way; what the interpreter
+        # does in between, some hundred instructions, gives it the time. Where both ranks miss each
+        # other all the same, the mismatch goes to torch, as it would without a guard.
         word = ((seq_id + 1) & 0xFFFFFF) << 40 | fingerprint
         at = (seq_id & _MASK) * _WORDS_PER_ENTRY
         words = self._words

@@ -48,6 +48,8 @@ class LogWriter:
         self._text_bytes = 0
         self.prepared: dict[Hashable, Any] = {}
         """The common part of records, packed. It names texts by number, so it ends with them."""
+        # The old records stay where they are and count no more. A reader that was at them sees
+        # afterwards, by the run's number, that they are of another run.
         collective_log.HEADER.pack_into(self._map, 0, collective_log.MAGIC, run, 0, 0)
 
     @property
@@ -70,6 +72,7 @@ class LogWriter:
         # Operations and groups are named by two bytes.
         if self._text_bytes + len(line) > collective_log.TEXT_BYTES or len(self._texts) >= 0xFFFE:
             return 0
+        # The text before its size, as with records: a reader decodes what the size covers.
         self._map[begin : begin + len(line)] = line
         self._text_bytes += len(line)
         self._words[collective_log.TEXT_AT // 8] = self._text_bytes
@@ -84,6 +87,9 @@ class LogWriter:
 
     def write(self, seq_id: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
         """Write a record, its `rest` packed as `collective_log.REST`; its number."""
+        # One step under the interpreter's lock: threads that issue at once, the user's and
+        # autograd's, get places of their own. The slower of two may then set the count back by one,
+        # and a reader sees the newest record only when another one follows.
         number = next(self._counter)
         at = _FROM + number % _CAPACITY * _BYTES
         # First the record, then the count: who reads the file meanwhile takes what is below that,
@@ -97,6 +103,9 @@ class LogWriter:
         at = _FROM + number % _CAPACITY * _BYTES
         words = self._words
         if words[at >> 3] == number + 1:
+            # The time before the phase, so that a reader who finds it done finds when. No fence
+            # orders the two stores: x86 keeps their order by itself; elsewhere a reader may for a
+            # moment see it done at time 0.
             words[(at + _DONE_NS) >> 3] = done_ns
             self._map[at + _PHASE_AT] = _DONE
 

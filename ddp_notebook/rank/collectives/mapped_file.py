@@ -18,6 +18,8 @@ def make(path: Path, size_bytes: int) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
+            # Not `ftruncate`: that gives a sparse file on any disk, however full. A file that is
+            # reused stays as it is, since to reserve what is there already changes nothing.
             os.posix_fallocate(descriptor, 0, size_bytes)
         else:  # macOS
             os.ftruncate(descriptor, size_bytes)

@@ -75,6 +75,8 @@ class Observer(Component):
         """Why it disabled itself; empty while it works."""
         self.unrecorded = ""
         """Why there is no file for records; empty where there is one."""
+        # Bounded, as a work keeps its tensors alive and a program may never wait for one. What
+        # falls out stays `issued` in the log: its end was not seen.
         self.pending: deque[tuple[int, Any]] = deque(maxlen=2048)
         """Number and work of each collective that was not seen to be done yet."""
         self.run = 0
@@ -117,6 +119,8 @@ class Observer(Component):
 
     def leave_log(self) -> None:
         """In a forked child: the file is that of its parent."""
+        # The child shares the mapped memory and does not get a copy of it: what it recorded would
+        # take the place of records of its parent.
         self.log = self._file = None
         self._settling = threading.Lock()  # a thread of the parent's may have held it
 
@@ -161,6 +165,8 @@ class Observer(Component):
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """A context in which collectives go straight to torch, which a benchmark measures."""
+        # The closures below read `observer.log` at each call: to set it is all it takes, from any
+        # thread.
         log, self.log = self.log, None
         try:
             yield
@@ -173,6 +179,9 @@ class Observer(Component):
         `in_call`: before a collective returns, where every part of a microsecond counts. After one
         has failed, few ranks call another.
         """
+        # Only the oldest is asked, of whatever group: works of one group end about in order, and to
+        # ask each one would cost every collective. So an end is marked late while another group's
+        # work is still pending: `done_ns` is when it was seen, and never before it happened.
         pending, log = self.pending, self.log
         if self.capturing:  # to ask CUDA anything would void the capture
             return
@@ -418,11 +427,14 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     """One of torch's methods: recorded before, issued, marked after."""
     name = operation.method
     record = _recorder(observer, operation)
+    # Held from now on: who forgets what is pending clears this deque, and puts none in its place.
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
     works = observer.works
     to_peer, is_capturing = operation.to_peer, torch_private.is_capturing
 
+    # Other threads read its frame while it is blocked: `is_call` knows it by its name and this
+    # file, and `record_of` takes its variable `number`. Neither can be renamed here alone.
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
         call = getattr(group.inner, name)
@@ -491,6 +503,8 @@ def _recorder(
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
     kind, exchanges = 1 if operation.to_peer else 0, operation.exchanges
+    # The list itself is held: who is added to it later is told too, and another list in its place
+    # would not be seen.
     call_sites, subscribers = observer.call_sites, observer.on_new_kind
 
     def record(
@@ -516,6 +530,8 @@ def _recorder(
         rest, fingerprint, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
+        # Not one step: two threads that issue in one group at once may take the same number. Such a
+        # program has no order of collectives that all ranks share, with or without us.
         seq_ids = group.seq_ids
         seq_id = seq_ids[kind]
         seq_ids[kind] = seq_id + 1

@@ -44,6 +44,8 @@ class PauseGate(Component):
 
     def step(self) -> int | None:
         """Let the rank go on to its next collective; returns the one it was at. Any thread."""
+        # None also of a rank that has seen `paused` and is not in `wait` yet. Nothing is released
+        # then: a step that nobody waits for would let the next collective pass.
         at = self.at
         if at is not None:
             self._steps.release()
@@ -58,6 +60,8 @@ class PauseGate(Component):
         """Wait before collective `number`. Raises Aborted, KeyboardInterrupt."""
         self.at = number
         try:
+            # A step, a resume and an abort end it, and Python can wait for only one of them: so it
+            # polls.
             # How often a paused rank looks whether it was aborted.
             while not self._steps.acquire(timeout=0.05):
                 if self._main_thread.abort.is_set():

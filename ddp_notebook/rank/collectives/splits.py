@@ -85,6 +85,7 @@ class NotedExchanges(Exchanges):
     process cannot say what it had brought, and the others have gone on.
     """
 
+    # One count for all groups of the process, as they share the file: it says where in it to write.
     _number = itertools.count()
 
     def __init__(self, path: Path, members: Sequence[int], group: str) -> None:

@@ -73,6 +73,8 @@ class TimeLimits:
 
     def made(self, group: Group, timeout: timedelta) -> None:
         """`group` is new, and was given `timeout`."""
+        # A group may be made on the main thread while the one that answers lifts the limits for a
+        # breakpoint: without the lock the new group could miss that.
         with self._turn:
             self._groups[group] = timeout
             self._apply(group, timeout)

@@ -26,6 +26,7 @@ WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 """Methods of a group during which torch itself does not change the version of the tensor."""
 _ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchronize", "exception")
 _SENDS = ("isend", "send")
+# Read when this is imported, before `AsyncWorks.attach` puts methods of ours in their place.
 completed: Callable[[Any], bool] = dist.Work.is_completed
 wait_for: Callable[[Any], bool] = dist.Work.wait
 """torch's own methods: asking a handle by them does not count as the user's asking."""
@@ -128,6 +129,7 @@ class AsyncWorks:
         return seen or bool(self._open or (self.functional is not None and self.functional.left))
 
     def _asked(self, original: Any) -> Any:
+        # Every wrapper holds this dict: `begin` clears it, and never replaces it.
         opened = self._open
 
         @functools.wraps(original)

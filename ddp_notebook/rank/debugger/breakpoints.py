@@ -248,9 +248,7 @@ class Breakpoints:
             return Bound(spec.number)
         if not spec.file:
             return self._bind_function(spec)
-        file = spec.file
-        if not CELL_NAME.fullmatch(file) and not (os.path.isabs(file) and os.path.exists(file)):  # noqa: PTH110, PTH117
-            file = next(iter(self._files(file)), "")
+        file = self._file(spec.file)
         text = source_of(file) or spec.text if file else ""
         if not text:
             return Bound(spec.number)
@@ -263,6 +261,12 @@ class Breakpoints:
             problem = f"it has no code from line {spec.line} on; its last line is {last}"
             return Bound(spec.number, file, problem=problem)
         return Bound(spec.number, self.canonical(file), line)
+
+    def _file(self, wanted: str) -> str:
+        """The file that is meant; empty where none of that name is known yet."""
+        if CELL_NAME.fullmatch(wanted) or (os.path.isabs(wanted) and os.path.exists(wanted)):  # noqa: PTH110, PTH117
+            return wanted
+        return next(iter(self._files(wanted)), "")
 
     def _files(self, wanted: str) -> list[str]:
         """All of that name: the imported ones, the user's first; else those on the path."""

@@ -136,6 +136,7 @@ class Debugger(Component):
         self._after_gate: Move | None = None
         self._pauses_all = False
         """A breakpoint is set on collectives."""
+        # Anonymous memory is shared with forks, and with nothing else: no file, no lock to inherit.
         self._said_in_child = mmap.mmap(-1, 1)
         """A byte that processes forked from this one share: one of them has said it."""
         self.armed = Armed()
@@ -306,6 +307,8 @@ class Debugger(Component):
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
+                # Before the turn is given up: the next thread to stop sets all three, and must find
+                # them its own.
                 self.stopped, main.paused_at, main.paused_in = None, "", None
                 self._turn.release()
         if not over:  # where an error was raised there is no next line

@@ -31,7 +31,7 @@ from ddp_notebook.rank.debugger.debugger import Debugger, Places, Stop
 from ddp_notebook.rank.debugger.source import shown
 from ddp_notebook.rank.inspect.frames import WAITING_IN, code_in, globals_for
 from ddp_notebook.rank.inspect.global_names import GlobalNames
-from ddp_notebook.rank.inspect.safe_repr import TENSORS, inherits
+from ddp_notebook.rank.inspect.safe_repr import TENSORS, inherits, is_array
 from ddp_notebook.rank.inspect.tensor_values import TensorReader, checksums, values
 from ddp_notebook.rank.inspect.value_digests import Digester
 from ddp_notebook.rank.inspect.variables import Variables, describe
@@ -161,8 +161,7 @@ class Expressions:
         Without what it was computed from, which may be large.
         """
         self._last = self._kept = None
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
+        if is_array(value):
             with contextlib.suppress(TypeError, ValueError):  # of texts, or read backwards
                 self._kept = torch.from_numpy(value)
                 self._last = weakref.ref(self._kept)

@@ -34,6 +34,9 @@ class Monitoring(Backend):
         super().watch(lines)
         if lines:
             self._begin()
+            # A function that runs already has had its PY_START, so its events are set here. One
+            # that another thread begins between this look and `_set_events` is not stopped in this
+            # call of it: Python has no way to do both at once.
             for innermost in sys._current_frames().values():
                 for frame in chain(innermost):
                     if self._has_lines(frame.f_code):

@@ -46,6 +46,7 @@ class Tracing(Backend):
         """By thread: what the user traces it and frames of it with."""
         self._theirs_for_new: Any = None
         """The user's trace function for threads that begin."""
+        # Kept: Python calls it later, and a callback of ctypes that was freed by then would crash.
         self._pending = _PENDING_CALL(self._trace_main_thread)
 
     def watch(self, lines: Lines) -> None:

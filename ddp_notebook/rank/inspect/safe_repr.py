@@ -77,6 +77,11 @@ def inherits(value: Any, base: type) -> bool:
     return base in MRO_OF(type(value))
 
 
+def is_array(value: Any) -> bool:
+    """Return whether it is an array of NumPy's own type; NumPy is not loaded for that."""
+    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
 def _text(value: Any, depth: int) -> str:
     kind = type(value)
     if kind is int:
@@ -101,8 +106,7 @@ def _text(value: Any, depth: int) -> str:
 
 def _by_class(value: Any, kind: type) -> str:
     """Values of other classes, by the name of the class."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+    if is_array(value):
         return _array("array", value)
     if kind in _FUNCTIONS:
         return f"<function {str(value.__name__)[:_LONGEST_STRING]}>"

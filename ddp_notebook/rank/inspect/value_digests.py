@@ -88,9 +88,9 @@ class Digester:
             return self._unordered(list(value), crc, depth)
         if kind in TENSORS:
             return self._values(value, bytes_of(value), value.numel(), crc)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and kind is getattr(numpy, "ndarray", None):
+        if safe_repr.is_array(value):
             return self._values(value, array_bytes(value), value.size, crc)
+        numpy = sys.modules.get("numpy")
         if numpy is not None and _MODULE_OF(kind) == "numpy":
             # A number, a date or a text of NumPy's own types; a record may have objects in it.
             inherits = safe_repr.inherits

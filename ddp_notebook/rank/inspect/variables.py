@@ -38,6 +38,8 @@ from ddp_notebook.rank.training.fsdp_private import placed_part
 MOST_BYTES = 60_000
 """The largest answer of a rank, as JSON."""
 _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
+# The getter of `__dict__` itself, in place of `model.__dict__`: a class of the user's may define
+# `__getattribute__`, or a property of that name, and its code would run here, on our thread.
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
 
 
@@ -162,7 +164,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
         return Variable(name, tensor=replace(facts, dtype=f"{kinds}, here {facts.dtype}"))
     if safe_repr.inherits(value, torch.optim.Optimizer):
         return Variable(name, _optimizer(value))
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+    if safe_repr.is_array(value):
         return Variable(name, tensor=reader.array_facts(value))
     if numpy is not None and kind in {numpy.dtype(code).type for code in "?bBhHiIlLqQefdFD"}:
         return _described(name, value.item(), reader)  # a number of NumPy's that is one of Python's

@@ -76,6 +76,8 @@ class Awaited:
     @property
     def has_moved(self) -> bool:
         """True if it has moved since; then what was seen of it is outdated."""
+        # A loop may have come round to the same instruction: so this is asked only of a thread that
+        # was not runnable just before.
         frame = sys._current_frames().get(self.thread.ident or 0)
         return frame is not self.frame or _instruction(frame) != self.instruction
 

@@ -200,18 +200,21 @@ class Children:
             self._known = os.getpid()
             if not self._alone and not self._warned and arguments.rank == 0:
                 self._warn("ranks")
-            folder = job_folder.make(about(arguments.rank, arguments.world_size), self._folder)
-            if folder is not None:
-                note_the_end(folder)
-                write_stacks_when_ended(folder)
-                # The runtime was forked with the process: it goes on, as another rank.
-                self._watched.process.becomes(arguments.rank, folder)
-                self._watched.observer.open_log()
-                self._watched.hooks.count_in_child()
-                _begin(self._watched, folder)
+            self._appear_here(arguments.rank, arguments.world_size)
         elif self._alone and (arguments.world_size or 1) > 1:
             self._known = os.getpid()
             self._appear_too(arguments.rank, arguments.world_size)
+
+    def _appear_here(self, rank: int, world_size: int | None) -> None:
+        """This process was forked from the script's with the runtime, which goes on in a rank."""
+        folder = job_folder.make(about(rank, world_size), self._folder)
+        if folder is not None:
+            note_the_end(folder)
+            write_stacks_when_ended(folder)
+            self._watched.process.becomes(rank, folder)
+            self._watched.observer.open_log()
+            self._watched.hooks.count_in_child()
+            _begin(self._watched, folder)
 
     def _appear_too(self, rank: int, world_size: int | None) -> None:
         """The script's own process is one rank, and those that it starts are the others."""
@@ -220,6 +223,8 @@ class Children:
         if folder is not None:
             known = self._watched.process
             known.guards = False  # the others compare nothing before they send it
+            # By links, as the files are in use: this process goes on answering and writing where it
+            # did.
             (folder / "ask").symlink_to(known.questions)
             (folder / f"ring-{rank}").symlink_to(known.collective_log)
             (folder / SPLITS).symlink_to(known.folder / SPLITS)

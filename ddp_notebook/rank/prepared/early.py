@@ -98,6 +98,8 @@ class Prepared:
                 # since, theirs stays in place.
                 if distributed_c10d.init_process_group is init_process_group:
                     _name(torchs, places)
+                # The user waits in `init_process_group` meanwhile. Whatever fails here, the
+                # call goes on below with the user's own arguments.
                 with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
                     self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
             call = distributed_c10d.init_process_group

@@ -261,6 +261,7 @@ def began(pid: int) -> int:
         state, *rest = stat_fields(Path(f"/proc/{pid}/stat"))
     except OSError:
         return 0
+    # Field 22 of proc(5), the start time; the state is field 3.
     return 0 if state == "Z" else int(rest[18])
 
 
@@ -278,6 +279,7 @@ def exit_code(about: About) -> int | None:
     try:
         state, *rest = stat_fields(Path(f"/proc/{about.pid}/stat"))
         ended = state == "Z" and int(rest[18]) == about.began and about.pids == namespace()
+        # Field 52 of proc(5), as waitpid(2) gives it; 0 for whoever may not trace the process.
         return os.waitstatus_to_exitcode(int(rest[48])) if ended else None
     except (OSError, ValueError, IndexError):
         return None

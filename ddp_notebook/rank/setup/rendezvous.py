@@ -121,6 +121,8 @@ class InitCalls(Component):
                     self._await_folder(arguments)
                     self._await_name(arguments)
                 torchs(*args, **options)
+                # While torch waited, a run or a setup that began may have put others in their
+                # place: then what returns now is of the past.
                 if calls is self.calls:
                     self.leave()
             finally:

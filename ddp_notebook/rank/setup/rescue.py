@@ -59,6 +59,8 @@ class Rescue(Component):
         It breaks the process group, and is harmless otherwise if nothing is blocked. Workers of the
         DataLoader in which the main thread waits are ended.
         """
+        # Before anything ends: by this flag the main thread and `Observer.failed` know a collective
+        # that was freed from one that torch gave up.
         self._main_thread.abort.set()
         data_workers.end(frames.frames_of(frames.main_frame()))
         torch_private.abort_nccl()

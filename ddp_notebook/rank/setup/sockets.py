@@ -19,6 +19,8 @@ class TorchSockets(Component):
     """torch does not expose its sockets, so they are identified by the time of their opening."""
 
     def __init__(self) -> None:
+        # By inode: the number of a descriptor is given to the next file as soon as a socket is
+        # closed, and its inode is not.
         self._torchs: set[int] = set()
         self._before_setup: set[int] | None = None
         """The sockets that were open when setup began, during setup."""
@@ -130,6 +132,9 @@ def _listening_at(fd: int) -> str:
 def _shut_down(fd: int) -> bool:
     """End the TCP connection `fd`, also one that is still connecting. Never a listener."""
     try:
+        # Of a copy, as Python's object closes what it is given. `shutdown` ends the connection
+        # itself, whatever the number of its descriptors, and leaves torch's own open: closed, its
+        # number could be another file's while torch still uses it.
         connection = socket.socket(fileno=os.dup(fd))
     except OSError:
         return False

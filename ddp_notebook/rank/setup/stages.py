@@ -221,6 +221,7 @@ class BringUp:
         self._read_arguments(self._arguments.backend)
         store = self._parts.store_client.open_store(self._arguments, plan)
         store.set_timeout(plan.timeout)
+        # The store outlives a setup. What ranks wrote in an earlier one must not count in this.
         self._store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
         return self.store_address
 
@@ -237,6 +238,8 @@ class BringUp:
         """torch's default process group exists on this rank."""
         assert self._store is not None
         self._parts.main_thread.waiting_in = "process-group"
+        # Not the function that records calls: `_read_arguments` has recorded this one, with what
+        # the environment says and not with the store that is passed here.
         rendezvous.original()(
             backend=self._arguments.backend,
             store=self._store,
@@ -259,6 +262,8 @@ class BringUp:
                 f"The all_reduce gave {value[0].item():g}, not {expected:g}.",
                 "%ddp_restart; if it happens again, the backend or the network corrupts data",
             )
+        # The all_reduce above had the timeout of the setup. From here on the session finds out what
+        # hangs, and a timeout of torch's would only end what the user wants to look at.
         wait_long(dist.group.WORLD)
         assert self._store is not None
         again = self._parts.subgroups.make_again(self._store, dist.get_rank(), self.world_size)

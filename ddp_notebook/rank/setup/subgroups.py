@@ -116,6 +116,8 @@ class Subgroups(Component):
         made: Any = dist.new_group(members, timeout=before.new.timeout, backend=before.new.backend)
         group.ddp_notebook_become(made)
         self.made_again.add(group)
+        # The last one is `made`, which `new_group` has just added. It is let go: what the user
+        # holds is known by the object that became it.
         self._known[-1] = _Subgroup(before.group, self._known[-1].new)
 
 

@@ -256,6 +256,7 @@ def unready(wrapped: Any) -> list[int]:
     try:
         wrapped._check_reducer_finalized()
     except RuntimeError as error:
+        # torch has the indices in the text of its error alone. Worded otherwise, it names none.
         match = _NO_GRADIENT.search(str(error))
         return _numbers(match[1].replace(" ", ",")) if match else []
     return []

@@ -66,11 +66,14 @@ def _digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
         bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
         hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
     norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
-    sample: tuple[float | None, ...] = ()
-    if tensor.is_contiguous():  # else reshape would copy it
-        values = map(float, tensor.reshape(-1)[:: max(1, numel // 4)][:4].tolist())
-        sample = tuple(short(value) if math.isfinite(value) else None for value in values)
-    return model.TensorDigest(name, numel, hashed, norm, sample, finite)
+    return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
+
+
+def _sample(tensor: torch.Tensor) -> tuple[float | None, ...]:
+    if not tensor.is_contiguous():  # reshape would copy it
+        return ()
+    values = map(float, tensor.reshape(-1)[:: max(1, tensor.numel() // 4)][:4].tolist())
+    return tuple(short(value) if math.isfinite(value) else None for value in values)
 
 
 def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:

@@ -27,6 +27,8 @@ PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _ALL_STATES_MODULE = "torch.distributed._composable_state"
 _REDISTRIBUTE_MODULE = "torch.distributed.tensor._redistribute"
+# What the reading of a private attribute raises where a release has renamed it or gives it another
+# form. Nothing else is caught here.
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 
 

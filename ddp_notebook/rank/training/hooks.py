@@ -57,6 +57,8 @@ class TrainingHooks(Component):
         patch, samplers, tracker = self._patches.patch, self.samplers, self.tracker
         patch(DistributedDataParallel, "__init__", after=self._made)
         patch(DistributedDataParallel, "forward", self._forward_begins, self._forward_ends)
+        # `Tensor.backward` calls it through its module: one patch sees both. `torch.autograd.grad`
+        # is left alone: DDP reduces nothing in it.
         patch(torch.autograd, "backward", self._backward_begins, self._backward_ends)
         patch(DistributedSampler, "set_epoch", after=lambda *given: samplers.epoch_set(given[2]))
         patch(DistributedSampler, "__iter__", _of_first(samplers.sampled))
@@ -257,6 +259,8 @@ class TrainingHooks(Component):
     # -- DDP objects that go ---------------------------------------------------------------
 
     def _forget_what_goes(self) -> None:
+        # `weakref.finalize` would call when the object is gone, and what is kept of it is read from
+        # it.
         if not hasattr(DistributedDataParallel, "__del__"):
             about_to_go, is_finalizing = self._about_to_go, sys.is_finalizing
 

@@ -59,6 +59,8 @@ class Patches:
 
         @functools.wraps(original)
         def patched(*args: Any, **named: Any) -> Any:
+            # By this variable `UserCode.has_called` also knows a frame that only stands in for
+            # torch's.
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
             if off():
                 return original(*args, **named)

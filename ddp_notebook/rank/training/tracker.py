@@ -333,6 +333,11 @@ def _factor(before: list[list[float]], after: list[list[float]]) -> float | None
     return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
 
 
+def _has_no_gradient(groups: Any) -> bool:
+    """Return whether no parameter has one. Nearly always the first has, and ends the search."""
+    return all(each.grad is None for group in groups for each in group["params"])
+
+
 class TrackedOptimizer(_Loaded):
     """One optimizer, from its first step on; `tracker` has the models that there are."""
 
@@ -387,10 +392,7 @@ class TrackedOptimizer(_Loaded):
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to make a step."""
         groups, split = optimizer.param_groups, self._tracker.split
-        # Nearly always the first parameter has a gradient, and the others need not be looked at.
-        first = groups[0]["params"] if groups else ()
-        if not first or first[0].grad is None:
-            self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
+        self.idle_steps += _has_no_gradient(groups)
         if self.gradients is None:
             if self.shape is None:
                 self._begin_with(groups)
@@ -524,6 +526,14 @@ class TrackedOptimizer(_Loaded):
 
 # -- all of them -----------------------------------------------------------------------
 
+
+def _value_of(loss: Any) -> float | None:
+    """Return the value of a loss; None on a device, where to read it would wait, and for others."""
+    if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1:
+        return float(loss.item())
+    return None
+
+
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
 
@@ -622,9 +632,7 @@ class Tracker:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
-        # To read a value from a device would wait for it.
-        known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
-        value = float(loss.item()) if known else None
+        value = _value_of(loss)
         self.split.backward(number, value)
         if value is not None and self.nan_backward is None and not math.isfinite(value):
             self._is_bad(number, "the loss")
