@@ -229,7 +229,7 @@ def _random_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def _little_garbage() -> Iterator[None]:
     """Within, garbage collection ignores the objects that exist now: a full one takes 0.1 s."""
-    if gc.get_freeze_count():  # the user has done so
+    if gc.get_freeze_count():  # the user has done so, or the fork server that this rank is from
         yield
         return
     gc.freeze()

@@ -143,8 +143,11 @@ class StepMarks:
 
     def marks(self) -> list[tuple[int, int, int, int]]:
         """The newest marks, the oldest first: kind, number, ns on the clock, ns without a core."""
-        ring, written = bytes(self._ring), self.written
-        first = max(0, written - _MOST + 1)  # the oldest may be half overwritten
+        # The main thread writes on: up to `written` all marks are in the copy, but for those that
+        # newer ones have replaced before it was made, and one more that is being replaced.
+        written = self.written
+        ring = bytes(self._ring)
+        first = max(0, self.written - _MOST + 1)
         found = []
         for number in range(first, written):
             what, at_ns, waited_ns = _MARK.unpack_from(ring, number % _MOST * _MARK.size)
