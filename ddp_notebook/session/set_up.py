@@ -120,6 +120,9 @@ class SetUp:
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
+            # Ranks whose setup failed are set up again in place: they have torch loaded, and keep
+            # their variables. That some have died is no hindrance, as these are replaced on the
+            # way.
             if self.complete and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(_running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):

@@ -437,36 +437,18 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
 
 def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
-    # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
-    # return`) blames those; any other test on the way blames who came through it, since most such
-    # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
-    # left on a way that the code does not show, such as an exception that was caught: both are
-    # named, and the user sees both lines.
-    record, there, culprits = classified.record, classified.there, classified.culprits
+    record, there = classified.record, classified.there
     full, short = classified.full, classified.short
     condition = context.sources.condition(record, there, full.ranks, short.ranks)
     category = Category.CONDITIONAL_COLLECTIVE
-    how = ": move it out of the condition." if condition else ", or on none."
-    if len(full.ranks) == len(short.ranks):  # no majority: the code may tell, or nothing does
-        if condition and condition.names_leavers:
-            culprits = short.ranks
-            how = f": {short.named} must not leave before it."
-        elif (
-            (condition is None or condition.handles)
-            and context.sources.knows(record)
-            and not (there and record.part)
-        ):
-            culprits = tuple(sorted((*full.ranks, *short.ranks)))
-            how = ", or on none: which side is wrong is not known."
+    culprits, how = _who_is_wrong(context, classified, condition)
     remedy = f"Call {called(record)} on every rank of its group{how}"
     if record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (
             "Call the model on every rank; or call the module inside, model.module(x), which "
             "sends no buffers to other ranks, under torch.no_grad()."
         )
-    # The smaller group whose members are just these ranks: they may have meant that.
-    groups = context.collectives.groups.items()
-    subgroup = next((g for g, of in groups if g != record.group and of == full.ranks), "")
+    subgroup = _group_of_just(context, full.ranks, record)
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
         remedy = f"Only members of group {subgroup} come here: give them dist.barrier(group=...)."
@@ -483,6 +465,33 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         (condition.line,) if condition else (),
         culprits=culprits,
     )
+
+
+def _group_of_just(context: Context, ranks: Ranks, record: Collective) -> str:
+    """The smaller group whose members are just these ranks: they may have meant that."""
+    groups = context.collectives.groups.items()
+    return next((g for g, of in groups if g != record.group and of == ranks), "")
+
+
+def _who_is_wrong(
+    context: Context, classified: Classified, condition: Condition | None
+) -> tuple[Ranks, str]:
+    """The culprits of a call that one branch lacks, and how it is to be called on every rank."""
+    # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
+    # return`) blames those; any other test on the way blames who came through it, since most such
+    # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
+    # left on a way that the code does not show, such as an exception that was caught: both are
+    # named, and the user sees both lines.
+    full, short, record = classified.full, classified.short, classified.record
+    if len(full.ranks) == len(short.ranks):
+        if condition and condition.names_leavers:
+            return short.ranks, f": {short.named} must not leave before it."
+        untested = condition is None or condition.handles
+        in_a_pass = classified.there and record.part
+        if untested and context.sources.knows(record) and not in_a_pass:
+            both = tuple(sorted((*full.ranks, *short.ranks)))
+            return both, ", or on none: which side is wrong is not known."
+    return classified.culprits, ": move it out of the condition." if condition else ", or on none."
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.model import Activity, Ranks, StepTable
+from ddp_notebook.model import Activity, Collective, Ranks, StepTable
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.collective_logs import READ_LAST
@@ -51,12 +51,7 @@ class Settling:
         if self._events.stops.keys() >= set(pending):
             return True
         tails = self._logs.read(pending, self._events.cell, last=1).of
-        held = {
-            rank
-            for rank, tail in tails.items()
-            for record in tail
-            if step_rows.is_paused(record) and record.number != self._left.get(rank)
-        }
+        held = {rank for rank, tail in tails.items() if self._is_held(rank, tail)}
         free = tuple(rank for rank in pending if rank not in {*held, *self._events.stops})
         if not free:
             return True
@@ -77,6 +72,12 @@ class Settling:
         )
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
+
+    def _is_held(self, rank: int, tail: Sequence[Collective]) -> bool:
+        """Return whether a rank pauses before a collective, and not still before the last one."""
+        # A rank that was let go says so in its record a moment later: until then the record reads
+        # as if it were paused there. So being paused counts at another number only.
+        return any(step_rows.is_paused(r) and r.number != self._left.get(rank) for r in tail)
 
 
 def table(events: RunEvents, logs: CollectiveLogs) -> StepTable:
