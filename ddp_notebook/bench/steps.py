@@ -324,6 +324,8 @@ def _point(
     sync_ns = [sum(parts) for block in plain for parts in _slowest(block, "sync")]
     local = [parts for block in plain for parts in _slowest(block, "local")]
     local_ns = [sum(parts) for parts in local]
+    # A model that calls collectives itself cannot step on one rank alone: then the step under
+    # no_sync, which is computation without DDP's part, stands for it.
     alone_ns = [sum(parts) for block in alone for parts in block[0]["alone"]]
     # A rank that comes early to an all_reduce waits for the others: what is communication alone is
     # seen on the one that comes last, so on the one with the least.
@@ -374,6 +376,7 @@ def _interval_us(one: Sequence[int], other: Sequence[int]) -> tuple[float, float
     """95 % interval of the difference of the medians, by bootstrap."""
     import numpy as np  # late: it is loaded only where something was measured
 
+    # The seed is of the data, so that a run that is saved and read again has the same interval.
     draw = np.random.default_rng(len(one))
     medians = [np.median(draw.choice(times, (400, len(times))), axis=1) for times in (one, other)]
     low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
@@ -389,6 +392,8 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
     gains = [(p.batch, p.efficiency * p.world_size - 1) for p in points]
     if not gains or points[0].world_size < 2 or gains[-1][1] < 0:
         return None
+    # From the largest batch down: by noise the gain may cross 0 more than once, and from the last
+    # crossing on all ranks stay ahead.
     for (low, below), (high, above) in reversed(list(pairwise(gains))):
         if below < 0:
             part = below / (below - above)

@@ -258,6 +258,8 @@ def used(pid: int) -> Used | None:
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
         own = set(_sockets(pid))
+        # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between
+        # two looks. What waits in its connections changes all the same.
         queues = {
             row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
         }
@@ -411,6 +413,8 @@ class Outside:
             return replace(diagnosis, findings=(), unsure=why)
         moves = tuple(rank for rank in waiting if rank not in self.still)
         why = self._why_unsure(moves)
+        # Stacks prove a hang only if nobody can end it: one rank that moved, or of which nothing is
+        # known, may be just the one that the others wait for.
         if moves or unknown:
             return replace(diagnosis, findings=(), unsure=why)
         if not all(finding.passing for finding in diagnosis.findings):

@@ -99,6 +99,8 @@ def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
 
     Some ranks may have had time to compute digests, and others not.
     """
+    # A digest is made while there is time. If one rank has it and another has not, equal values
+    # would be shown as two: so what some lack is compared on none.
     if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}

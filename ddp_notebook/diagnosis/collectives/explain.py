@@ -227,6 +227,9 @@ def two_threads(context: Context, group: str) -> Iterator[Finding]:
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
     """Return the first two collectives of a rank that two of its threads ran at the same time."""
     last: Collective | None = None
+    # Only calls that their thread waited for: with async_op=True one thread has several under way,
+    # and makes no mistake. A refused call was waited for as well: the guard asked the others about
+    # it.
     waited = (r for r in records if r.call.waited or r.phase is Phase.REFUSED)
     for record in sorted(waited, key=lambda r: r.issued_ns):
         threads_differ = last is not None and last.call.thread != record.call.thread
@@ -239,6 +242,9 @@ def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | N
 
 def _placed_otherwise(context: Context, classified: Classified) -> Finding | None:
     """Ranks in one call that places tensors, which communicates otherwise on some of them."""
+    # These functions send one collective for each tensor or placement, so another plan looks like a
+    # collective that is left out in the middle of torch. The premise is that both branches have
+    # come into the call by the same lines: else it is the call that one of them lacks.
     here = (classified.full.here, classified.short.here)
     record = next((each for each in here if each is not None and each.api in PLACING), None)
     if record is None or not all(
@@ -553,11 +559,15 @@ def _some_buckets(context: Context, classified: Classified) -> Finding:
         Category.UNUSED_PARAMS,
         f"{classified.short.named} did not reduce all buckets of gradients in "
         f"{named(classified.record)}: a parameter got no gradient there",
+        # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
         _USE_ALL if "reduce_scatter" in classified.record.operation else _USE_OR_FIND,
     )
 
 
 def _no_buckets(context: Context, classified: Classified) -> Finding:
+    # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
+    # where a parameter got no gradient and there is one bucket. Where the code is known, it must
+    # mention no_sync for that to be told; where it is not, all that may be the case are named.
     record, sources = classified.record, context.sources
     category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
     if not sources.knows(record):
@@ -641,6 +651,9 @@ def turn_of(
     more, less = (branch.sequence.labels.get(site, frozenset()) for branch in (full, short))
     closure = None if way else sources.by_optimizer(record)
     way = way or closure or sources.way_around(record)
+    # If what both called last stands in the same turn, the shorter branch did enter this turn and
+    # left it on the way. Then it had as many batches as the others, and to give it more changes
+    # nothing.
     begun = full.last is not None and sources.in_one_turn(full.last, record)
     if begun and way is None:
         way = sources.condition(record, full.last)
@@ -743,6 +756,9 @@ def _goes_over_others(context: Context, classified: Classified) -> bool:
     if there is None or {call_site(other) for other in classified.records} != {call_site(there)}:
         return False
     sources = context.sources
+    # Where dtype and shape are equal nothing shows that it was another tensor: then the loop went
+    # round once more, which is told as that. A name, or a test in the loop that may pass one over:
+    # they explain why one is lacking, and another order is only what is left.
     in_loop = sources.knows(record) and sources.in_a_loop(record)
     alike = (record.dtype, record.shape) == (there.dtype, there.shape)
     return bool(in_loop) and not (
