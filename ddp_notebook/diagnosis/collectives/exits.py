@@ -327,17 +327,22 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
-    ended_early = {e.rank for e in gone}
-    inside: dict[int, set[int]] = {}
-    for e in gone:
-        last = last_record(context, e.rank)
-        if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
-            inside[e.rank] = set(wait_graph.missing(context.case, last)) & ended_early
+    inside = _lacking(context, {e.rank for e in gone})
     for rank, others in inside.items():
         # A rank that ended outside of any collective, or that no ended rank waits for, was first.
         if any(rank not in inside.get(other, set()) for other in others):
             dragged.add(rank)
     return dragged
+
+
+def _lacking(context: Context, ended: set[int]) -> dict[int, set[int]]:
+    """The ranks that ended in a collective, and which that ended were not in it."""
+    found: dict[int, set[int]] = {}
+    for rank in ended:
+        last = last_record(context, rank)
+        if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
+            found[rank] = set(wait_graph.missing(context.case, last)) & ended
+    return found
 
 
 def _missed(context: Context, others: list[RankReport]) -> set[int]:

@@ -391,9 +391,6 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
             ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
         )
     )
-    place = at_place(own.place)
-    if other.place and own.place and other.place != own.place:
-        place += f" and {other.place}"
     name = called(own) if what is not Difference.LABEL else own.operation
     if what is Difference.OPERATION:
         name = f"collective {own.slot}"
@@ -406,10 +403,15 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
         context,
         classified,
         category,
-        f"{first}, {second}, in {name}{place}",
+        f"{first}, {second}, in {name}{_at_both(own.place, other.place)}",
         remedy,
         waiting=() if met else None,
     )
+
+
+def _at_both(own: Place | None, other: Place | None) -> str:
+    two = other and own and other != own
+    return f"{at_place(own)} and {other}" if two else at_place(own)
 
 
 def _is_of_mesh(context: Context, called: str) -> bool:
