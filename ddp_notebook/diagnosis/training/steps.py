@@ -342,8 +342,8 @@ def _is_reported(context: Context, of: Mapping[int, EvaluationFacts]) -> bool:
 def _exchanged(context: Context, model: Model, first: Mapping[int, EvaluationFacts]) -> bool:
     """True when results may have been joined: by anything but DDP and barriers, or unknown."""
     # Records that were overwritten since may have had it: `first` is then more than 0.
-    # Only what was called once the evaluation had begun can have joined its results; each record has
-    # how many backwards there were before it.
+    # Only what was called once the evaluation had begun can have joined its results; each record
+    # has how many backwards there were before it.
     since = min(evaluation.backwards for evaluation in first.values())
     collectives = context.collectives
     return any(
