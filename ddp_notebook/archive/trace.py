@@ -153,7 +153,18 @@ _SHOWN = (
 
 
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
-    """Return a collective from its issue to its end. What is unknown of it is left out."""
+    """Return a collective from its issue to its end."""
+    named = collective.phase in (Phase.FAILED, Phase.REFUSED, Phase.HELD)
+    phase = "paused" if not collective.over else collective.phase
+    phase = "freed" if collective.call.freed else phase
+    name = f"{collective.operation} ({phase})" if named else collective.operation
+    begin_ns = collective.issued_ns
+    end_ns = collective.done_ns if collective.done_ns else axis.end_ns
+    return _Slice(name, "collective", begin_ns, max(end_ns, begin_ns), _known_of(collective))
+
+
+def _known_of(collective: Collective) -> dict[str, Any]:
+    """Return what is shown of a collective. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,
@@ -167,14 +178,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
     if not collective.over:
         known["unfinished"] = True
-    named = collective.phase in (Phase.FAILED, Phase.REFUSED, Phase.HELD)
-    phase = "paused" if not collective.over else collective.phase
-    phase = "freed" if collective.call.freed else phase
-    name = f"{collective.operation} ({phase})" if named else collective.operation
-    end_ns = collective.done_ns if collective.done_ns else axis.end_ns
-    return _Slice(
-        name, "collective", collective.issued_ns, max(end_ns, collective.issued_ns), known
-    )
+    return known
 
 
 # -- setup and cells ----------------------------------------------------------------------

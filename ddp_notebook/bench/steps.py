@@ -107,19 +107,23 @@ class StepPlan:
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         blocks: list[Block] = []
         for number in range(self.rounds):
-            # One DDP object per group of blocks: making one takes longer than a short step.
-            groups = [
-                [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
-                for bucket in self.buckets
-                for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
-            ]
-            groups += [[("alone", batch, "")] for batch in self.batches]
-            groups = order.sample(groups, k=len(groups))
+            groups = self._groups(order, world_size)
             if not number:  # the most important results come first and survive an interrupt
                 groups.sort(key=lambda group: group[0][0] != "plain")
             for kind, batch, bucket in (each for group in groups for each in group):
                 blocks.append(Block(kind, len(blocks), number, batch, bucket))
         return tuple(blocks)
+
+    def _groups(self, order: random.Random, world_size: int) -> list[list[tuple[str, int, str]]]:
+        """Return the blocks of one round, shuffled: each group has one DDP object."""
+        # Making one takes longer than a short step.
+        groups = [
+            [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
+            for bucket in self.buckets
+            for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
+        ]
+        groups += [[("alone", batch, "")] for batch in self.batches]
+        return order.sample(groups, k=len(groups))
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
@@ -264,6 +268,15 @@ Record = Mapping[str, Any]
 """One rank's measurements of one block, as `rank.bench.steps` gives it."""
 
 
+def _of_all_ranks(per_rank: Sequence[Sequence[Record]]) -> list[list[Record]]:
+    """The blocks that every rank has, each with the ranks' records of it."""
+    # The time of a step is that of its slowest rank, and without that rank's record it would be
+    # too short.
+    by_number = [{record["block"]: record for record in records} for records in per_rank]
+    numbers = set.intersection(*map(set, by_number)) if by_number else set()
+    return [[records[number] for records in by_number] for number in sorted(numbers)]
+
+
 def summarise(
     about: StepBenchResult, per_rank: Sequence[Sequence[Record]], *, rounds: int
 ) -> StepBenchResult:
@@ -272,11 +285,7 @@ def summarise(
     A block that one rank lacks, because it was stopped or died, is left out for all ranks.
     `rounds` are those of the plan: the budget may end before.
     """
-    # Only blocks that all ranks have: the time of a step is that of its slowest rank, and without
-    # that rank's record it would be too short.
-    by_number = [{record["block"]: record for record in records} for records in per_rank]
-    numbers = set.intersection(*map(set, by_number)) if by_number else set()
-    blocks = [[records[number] for records in by_number] for number in sorted(numbers)]
+    blocks = _of_all_ranks(per_rank)
     kinds: dict[str, dict[Any, list[list[Record]]]] = {"plain": {}, "hooked": {}, "alone": {}}
     for block in blocks:
         bucket = block[0].get("bucket", "")
@@ -315,6 +324,8 @@ def _point(
     sync_ns = [sum(parts) for block in plain for parts in _slowest(block, "sync")]
     local = [parts for block in plain for parts in _slowest(block, "local")]
     local_ns = [sum(parts) for parts in local]
+    # A model that calls collectives itself cannot step on one rank alone: then the step under
+    # no_sync, which is computation without DDP's part, stands for it.
     alone_ns = [sum(parts) for block in alone for parts in block[0]["alone"]]
     # A rank that comes early to an all_reduce waits for the others: what is communication alone is
     # seen on the one that comes last, so on the one with the least.
@@ -365,6 +376,7 @@ def _interval_us(one: Sequence[int], other: Sequence[int]) -> tuple[float, float
     """95 % interval of the difference of the medians, by bootstrap."""
     import numpy as np  # late: it is loaded only where something was measured
 
+    # The seed is of the data, so that a run that is saved and read again has the same interval.
     draw = np.random.default_rng(len(one))
     medians = [np.median(draw.choice(times, (400, len(times))), axis=1) for times in (one, other)]
     low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
@@ -380,6 +392,8 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
     gains = [(p.batch, p.efficiency * p.world_size - 1) for p in points]
     if not gains or points[0].world_size < 2 or gains[-1][1] < 0:
         return None
+    # From the largest batch down: by noise the gain may cross 0 more than once, and from the last
+    # crossing on all ranks stay ahead.
     for (low, below), (high, above) in reversed(list(pairwise(gains))):
         if below < 0:
             part = below / (below - above)
@@ -421,6 +435,13 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     return worst_first([*load, *_from_points(result.points)])
 
 
+def _spread(points: Sequence[StepPoint]) -> float:
+    """Half of the range of the middle half of the steps, as a share of their median."""
+    quarters = [statistics.quantiles(p.times_us, n=4) for p in points]
+    spreads = [(high - low) / 2 / middle for low, middle, high in quarters if middle > 0]
+    return statistics.median(spreads) if spreads else 0.0
+
+
 def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
     impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
     if impossible:
@@ -437,10 +458,7 @@ def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
             f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
             "the budget ended. A larger --budget helps",
         )
-    # Half of the range of the middle half of the steps, as a share of their median.
-    quarters = [statistics.quantiles(p.times_us, n=4) for p in points if p not in few]
-    spreads = [(high - low) / 2 / middle for low, middle, high in quarters if middle > 0]
-    spread = statistics.median(spreads) if spreads else 0.0
+    spread = _spread([p for p in points if p not in few])
     if spread > 0.15:
         yield (
             Trust.NOISY if spread > 0.3 else Trust.FAIR,

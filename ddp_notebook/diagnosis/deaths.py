@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from ddp_notebook.model import (
     Activity,
@@ -27,7 +28,7 @@ def deaths(
     case: Case,
     dead: Sequence[RankReport],
     waiting: Ranks,
-    last: Mapping[int, str] | None = None,
+    last: Mapping[int, str] = MappingProxyType({}),
     meanwhile: str = "",
     facts: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
@@ -40,9 +41,7 @@ def deaths(
         same.setdefault((report.end.code, _lacked_memory(report)), []).append(report)
     for (code, lacked), reports in same.items():
         ranks = tuple(report.rank for report in reports)
-        others = "; the others wait for it, or lost their connection to it"
-        if len(ranks) > 1:
-            others = "; the others wait for them, or lost their connection to them"
+        others = f"; the others wait for {them(ranks)}, or lost their connection to {them(ranks)}"
         remedy, command = _bring_back(case, ranks)
         yield Finding(
             _category(code, lacked),
@@ -52,7 +51,7 @@ def deaths(
                 ": "
             ),
             waiting,
-            (*facts, *(line for e in reports for line in _known(e, (last or {}).get(e.rank, "")))),
+            (*facts, *(line for e in reports for line in _known(e, last.get(e.rank, "")))),
             commands=(command,) if command else (),
         )
 
@@ -148,11 +147,14 @@ def _known(report: RankReport, last: str) -> Iterator[str]:
     how = exit_text(code) if (code := report.end.code) is not None else "the process ended"
     at = f" at {report.path[-1]}" if report.path else ""
     yield f"{who}: {how}{at}{f', after {last}' if last else ''}"
-    if report.end.code == _SIGKILL and report.end.peak_bytes:
-        yield f"{who} used {format_bytes(report.end.peak_bytes)} of memory at most"
-    if report.end.code == _SIGKILL and report.end.oom_kills >= 0:
-        count = report.end.oom_kills or "no"
-        processes = "process" if report.end.oom_kills == 1 else "processes"
-        yield f"the kernel killed {count} {processes} for lack of memory meanwhile (oom_kill)"
+    if report.end.code == _SIGKILL:
+        if report.end.peak_bytes:
+            yield f"{who} used {format_bytes(report.end.peak_bytes)} of memory at most"
+        if (kills := report.end.oom_kills) >= 0:
+            processes = "process" if kills == 1 else "processes"
+            yield (
+                f"the kernel killed {kills or 'no'} {processes} for lack of memory meanwhile "
+                "(oom_kill)"
+            )
     for line in report.end.last_words.strip().splitlines()[-1:]:
         yield f"the last line in the log of {who}: {line.strip()}"

@@ -288,6 +288,9 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
 def _priority(finding: Finding, of_rule: Priority) -> Priority:
     if finding.passing:
         return Priority.LATE
+    # By what it says and not by who says it: any rule may come to nothing more exact than "this
+    # rank is not there". That is how most mistakes look once a rank has ended of them, so it
+    # explains none.
     missing = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
     return Priority.ABSENT if finding.category in missing else of_rule
 

@@ -205,6 +205,11 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
         least_s = min(waited_s.get(rank, 0.0) for rank in pending)
         long = f", on the same line for {least_s:.0f} s" if least_s >= 3 else ""
         return f"No problem found so far: {verb(pending, 'is', 'are')} still in {title}{long}."
+    return _failed(case)
+
+
+def _failed(case: Case) -> str:
+    """Which ranks of the newest run failed, or were interrupted; empty if none was."""
     newest = max((report.run for report in case.ranks), default=0)
     ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]
     stopped = tuple(e.rank for e in ended if e.error.type == "KeyboardInterrupt")

@@ -58,6 +58,10 @@ def raced_paths(context: Context) -> Iterator[Finding]:
 def _raced(context: Context, report: RankReport) -> bool:
     if report.activity is not Activity.FAILED or report.error.type not in _RACED:
         return False
+    # Why the line is read, though each report has what the rank changed: that is the last of it,
+    # and the rank that came first has often written much since; it has no path of a
+    # FileExistsError; and a job's logs have errors and lines alone. What every rank does is asked
+    # of the code, then.
     changes = _CHANGES.search(report.error.at[-1].text) if report.error.at else None
     return changes is not None and not context.sources.is_for_some(report.error.at, changes[1])
 

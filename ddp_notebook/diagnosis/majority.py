@@ -36,6 +36,8 @@ def vote(values: Mapping[int, T], expected: T | None = None, first: int | None =
     largest = [value for ranks, value in sets if len(ranks) == most]
     if any(value == expected for _, value in sets):
         largest = [value for _, value in sets if value == expected]
+    # A tie has to be broken, as a finding names one side: by the rank on which the others depend,
+    # where the caller knows one, else by the lowest.
     decisive = first if first is not None and first in values else min(values)
     right = largest[0] if len(largest) == 1 else values[decisive]
     majority = next(ranks for ranks, value in sets if value == right)

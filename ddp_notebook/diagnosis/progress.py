@@ -182,17 +182,18 @@ def _busy(report: RankReport) -> str:
     return f"busy: {report.doing}" if report.doing else "busy"
 
 
+def _waits(report: RankReport) -> str:
+    where = report.doing.removeprefix(f"{report.inside}: ")
+    key = report.awaits.key
+    what = f"for the store's key {key!r}" if key else f"in {report.inside}"
+    return f"waits {what}{f' ({where})' if where else ''}"
+
+
 def doing(report: RankReport) -> str:
     """What a rank does, in words."""
     match report.activity:
         case Activity.WAITING:
-            where = report.doing.removeprefix(f"{report.inside}: ")
-            what = (
-                f"for the store's key {report.awaits.key!r}"
-                if report.awaits.key
-                else f"in {report.inside}"
-            )
-            return f"waits {what}{f' ({where})' if where else ''}"
+            return _waits(report)
         case Activity.BUSY:
             return _busy(report)
         case Activity.HELD:

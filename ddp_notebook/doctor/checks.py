@@ -120,41 +120,49 @@ def check_ranks(rank_facts: Mapping[int, Facts]) -> tuple[Check, ...]:
     """The ranks run the same software with the same settings, and each has its own RANK."""
     if not rank_facts:
         return ()
-    all_same = f"{name_ranks(rank_facts)}: all the same"
     environments = {rank: facts.get("environment") or {} for rank, facts in rank_facts.items()}
+    return _check_versions(rank_facts), _check_numbers(environments), _check_variables(environments)
+
+
+def _all_same(ranks: Collection[int]) -> str:
+    return f"{name_ranks(ranks)}: all the same"
+
+
+def _check_versions(rank_facts: Mapping[int, Facts]) -> Check:
     versions = {
         label: {rank: str(facts.get(key) or "") for rank, facts in rank_facts.items()}
         for key, label in _COMPARED.items()
     }
-    names = sorted({name for of_rank in environments.values() for name in of_rank} - {*_OWN})
-    variables = {
-        name: {rank: of_rank.get(name, "") for rank, of_rank in environments.items()}
-        for name in names
-    }
-    checks = []
     if found := _differing(versions):
         remedy = "Install the same everywhere, then start new processes: %ddp_init --replace"
-        checks.append(Check.failure("versions on ranks", "; ".join(found.values()), remedy))
-    else:
-        checks.append(Check.ok("versions on ranks", all_same))
+        return Check.failure("versions on ranks", "; ".join(found.values()), remedy)
+    return Check.ok("versions on ranks", _all_same(rank_facts))
+
+
+def _check_numbers(environments: Mapping[int, Mapping[str, str]]) -> Check:
     numbers = {rank: of_rank.get("RANK", "unset") for rank, of_rank in environments.items()}
     wrong = {rank: number for rank, number in numbers.items() if number != str(rank)}
     if wrong:
         text = ", ".join(f"RANK is {number} on rank {rank}" for rank, number in wrong.items())
         text += ": a process group built from the environment would wait forever"
         remedy = "Code on the rank changed it. Start new processes: %ddp_restart --ranks "
-        checks.append(Check.failure("RANK on ranks", text, remedy + ",".join(map(str, wrong))))
-    else:
-        checks.append(Check.ok("RANK on ranks", "each rank has its own number"))
+        return Check.failure("RANK on ranks", text, remedy + ",".join(map(str, wrong)))
+    return Check.ok("RANK on ranks", "each rank has its own number")
+
+
+def _check_variables(environments: Mapping[int, Mapping[str, str]]) -> Check:
+    names = sorted({name for of_rank in environments.values() for name in of_rank} - {*_OWN})
+    variables = {
+        name: {rank: of_rank.get(name, "") for rank, of_rank in environments.items()}
+        for name in names
+    }
     # Of variables that place a rank a difference keeps ranks from meeting; any other is worth
     # knowing.
     if found := _differing(variables):
         verdict = Verdict.FAILURE if found.keys() & {*_ALIKE} else Verdict.WARNING
         remedy = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
-        checks.append(Check("variables on ranks", verdict, "; ".join(found.values()), remedy))
-    else:
-        checks.append(Check.ok("variables on ranks", all_same))
-    return tuple(checks)
+        return Check("variables on ranks", verdict, "; ".join(found.values()), remedy)
+    return Check.ok("variables on ranks", _all_same(environments))
 
 
 def _differing(named: Mapping[str, Mapping[int, str]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ddp_notebook.jobs.outside import Seen, how_to_see, untold, was_set
 from ddp_notebook.jobs.records import Job
 from ddp_notebook.jobs.verdict import VERSION
 from ddp_notebook.launch.session_folder import is_private
-from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
+from ddp_notebook.model import Category, Diagnosis, Ranks, format_ranks, name_ranks
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
@@ -182,7 +182,11 @@ def _state(job: Job) -> tuple[bool | None, str]:
         return False, "has ended"
     # Each running job is asked, twice where something is wrong, so a list of five jobs that hang
     # takes seconds. It is worth that: which job hangs is what the list is looked at for.
-    diagnosis = prepared.why(job).diagnosis
+    return _running(prepared.why(job).diagnosis)
+
+
+def _running(diagnosis: Diagnosis) -> tuple[bool | None, str]:
+    """Return whether a job that runs is stuck, and a text for its state."""
     wrong = [finding for finding in diagnosis.findings if not finding.passing]
     for finding in wrong:
         if finding.category is not Category.UNDECIDED:

@@ -273,6 +273,8 @@ def joined(runs: Runs) -> Case:
             for e in case.ranks
             if e.rank in there
         }
+        # Each host reports on all ranks of the job, and of those that are not its own says that
+        # none was seen: that must not replace what another host has seen of them.
         of |= {rank: records for rank, records in known.of.items() if rank in there}
         first |= {rank: number for rank, number in known.first.items() if rank in there}
         groups = {**known.groups, **groups}

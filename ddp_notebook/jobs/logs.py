@@ -91,6 +91,9 @@ class Watchdogs:
             operation, numel = match["operation"], match["numel"]
             size = f" of {int(numel):,} elements" if numel and operation != "COALESCED" else ""
             late = int(match["at"]), f"{operation}{size} (SeqNum={match['at']})"
+            # A watchdog gives up once in a group. A second collective of the same rank and group
+            # means that the log does not name its groups, as an older torch does not: then no
+            # numbers can be compared.
             if rank is None or self.timed_out.setdefault((rank, group), late) != late:
                 self.unclear = True
 
@@ -194,6 +197,8 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent([line for _, line in lines], logs)
+        # Logs are put side by side by rank. Two processes of one rank mean that an earlier job
+        # wrote there, too: its errors would be told as those of this one.
         for other in (r for r in logs.pids if before.get(r, logs.pids[r]) != logs.pids[r]):
             logs.two_jobs = (
                 f"rank {other} is process {before[other]} and process {logs.pids[other]}"

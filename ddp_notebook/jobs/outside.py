@@ -258,6 +258,8 @@ def used(pid: int) -> Used | None:
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
         own = set(_sockets(pid))
+        # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between
+        # two looks. What waits in its connections changes all the same.
         queues = {
             row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
         }
@@ -388,6 +390,20 @@ class Outside:
             number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
         }
 
+    def _why_unsure(self, moves: Ranks) -> str:
+        """Say why no finding is sure, where some ranks wait that `moves` are among."""
+        waiting, unknown = self.case.waiting, self.case.where(Activity.SILENT)
+        if unknown and not moves:
+            does = agree(unknown, "it does", "they do")
+            return f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
+        if waiting and not moves:
+            return (
+                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
+                f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
+            )
+        go = verb(moves or self.case.where(Activity.BUSY), "goes", "go")
+        return f"No problem found so far: {go} on."
+
     def _diagnosis(self) -> Diagnosis:
         diagnosis = diagnose_standing(self.case)
         waiting = self.case.waiting
@@ -396,20 +412,9 @@ class Outside:
             why = f"Undecided: its Python stacks cannot be read. {self.more}"
             return replace(diagnosis, findings=(), unsure=why)
         moves = tuple(rank for rank in waiting if rank not in self.still)
-        if moves:
-            why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
-        elif unknown:
-            does = agree(unknown, "it does", "they do")
-            why = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
-        elif waiting:
-            why = (
-                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
-                f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
-            )
-        else:
-            why = (
-                f"No problem found so far: {verb(self.case.where(Activity.BUSY), 'goes', 'go')} on."
-            )
+        why = self._why_unsure(moves)
+        # Stacks prove a hang only if nobody can end it: one rank that moved, or of which nothing is
+        # known, may be just the one that the others wait for.
         if moves or unknown:
             return replace(diagnosis, findings=(), unsure=why)
         if not all(finding.passing for finding in diagnosis.findings):

@@ -64,6 +64,9 @@ def judged(job: Job) -> tuple[Case, Verdict]:
         time.sleep(_AGAIN_S)
         case = case_of(job)
         diagnosis = _with_rest(in_both(diagnosis, _diagnosed(job, case)), before, case)
+    # A rank that ended between the looks has left more than it could answer, and the others lost
+    # their connection to it: both looks are void. Ranks of a job only ever end, so this comes to
+    # rest.
     if job.alive != alive:  # who ended meanwhile may have written how
         return judged(job)
     notes: tuple[str, ...] = ()
@@ -300,6 +303,8 @@ def _claimed_twice(job: Job) -> Iterator[Finding]:
             pids = sorted({process.about.pid for process in pair})
             ended = [process for process in pair if not process.about.alive]
             errors = [str((process.error or {}).get("text", "")) for process in ended]
+            # Two jobs of one script at one address may be of two days. They are one mistake only if
+            # both run, or if the one that ended did so because the other held the port.
             if len(pids) == 2 and len(ended) < 2 and all(map(_PORT_HELD.search, errors)):
                 yield Finding(
                     Category.DUPLICATE_RANK,

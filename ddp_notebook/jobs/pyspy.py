@@ -217,6 +217,9 @@ def report_of(rank: int, threads: Sequence[Thread], sources: Sources, still: boo
     if inside in _IN_SET_UP:
         return Reported(_in_set_up(known, main, inside))
     innermost = main.frames[0]
+    # A rank in `backward` has the same Python stack whether it computes or waits in a bucket's
+    # all_reduce: both are in C++. What tells them apart is that nothing of the process moved; and
+    # on a GPU not even that does.
     in_backward = innermost.file.endswith(_ENGINE) and "backward" in innermost.function
     if not inside and not (still and in_backward):
         return Reported(known)
@@ -323,6 +326,9 @@ def _has_no_group(main: Thread, operation: str) -> bool:
 
     The function itself has the default group in its variable, and so looks like one with a group.
     """
+    # torch wraps its functions in a logger, whose frame stands just outside of the function's and
+    # has what the user gave. py-spy shortens long values: of those it is not known what was in
+    # them.
     called = False
     for frame, variables in _torchs(main):
         if called and frame.file.endswith(_LOGGER):

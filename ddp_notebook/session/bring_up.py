@@ -75,6 +75,9 @@ class BringUp:
 
         Each generation has a prefix of its own in the store, or a file.
         """
+        # A rank that is freed late from the last setup may still write keys of it, and torch takes
+        # what it finds under a key for another rank's answer. Under a prefix of its own this setup
+        # sees none of them, though the session's store stays.
         self.generation += 1
         self.store, self.settings = store, settings
         options, devices = self.processes.options, self.processes.devices
@@ -171,6 +174,9 @@ class BringUp:
     def _report_crashed_calls(self) -> None:
         """Name the rank of a bring-up that raised where no stage could catch it."""
         states = self.record.snapshot.ranks
+        # A stage that fails says so in an event, and the wait goes by these. What raises outside of
+        # all stages is only in the call's answer: unread, the rank would count as on its way until
+        # the deadline.
         for rank, answer in self._answers.items():
             settled = (Status.READY, Status.FAILED, Status.PAUSED, Status.DEAD)
             if answer.done() and states[rank].status not in settled:
@@ -346,16 +352,7 @@ class BringUp:
         sent = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:
-            states = self.record.snapshot.ranks
-            return tuple(
-                rank
-                for rank in ranks
-                if states[rank].status is Status.RUNNING
-                or (
-                    (states[rank].status is not Status.DEAD and rank in sent)
-                    and not sent[rank].done()
-                )
-            )
+            return tuple(rank for rank in ranks if self._is_inside(rank, sent.get(rank)))
 
         def patience_s(left: Ranks) -> float:
             """Return how long to wait for ranks to come back; not for those that cannot."""
@@ -385,6 +382,13 @@ class BringUp:
         self.record.wait_for(none_inside, scaled_for_load(1.0))
         self.record.lose_group()
         return left
+
+    def _is_inside(self, rank: int, answer: Any) -> bool:
+        """Return whether a rank is in a cell, or in the setup whose outcome `answer` will be."""
+        status = self.record.snapshot.ranks[rank].status
+        if status in (Status.RUNNING, Status.DEAD):
+            return status is Status.RUNNING
+        return answer is not None and not answer.done()
 
     def stopped(self, ranks: Ranks) -> Ranks:
         """Return those of `ranks` whose process is stopped: they cannot return from any call."""

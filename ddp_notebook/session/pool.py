@@ -106,6 +106,8 @@ class RankPool:
         """Make the processes for new ranks, yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
+        # Anew for each start. What notices a loss runs on threads of its own and may come late: by
+        # then other processes may be there, which a reason of earlier ones must not end.
         self._begun = begun = object()
         lose = partial(self._lose, begun)
         try:
@@ -144,6 +146,8 @@ class RankPool:
 
         With `keep_warm` the fork server stays, idle, with torch loaded: the next start is quick.
         """
+        # This also runs at exit, and a fork inherits that: a child of the notebook, as of
+        # multiprocessing, would end the ranks of its parent.
         if os.getpid() != self._owner_pid:
             return  # a forked child of the notebook, on its way out
         self.close("The ranks were shut down.", keep_warm=keep_warm)

@@ -110,6 +110,9 @@ class _Gathering(Generic[Answer]):
         answers, deadline_s = self.answers, until_s
         expecting = True
         while answers.pending and not stopped():
+            # Once, at the first: the others may be in a collective without that rank and answer
+            # never, or fail by themselves in a moment. Each further failure would give the rest
+            # another grace.
             if expecting and (answers.failed or answers.dead):
                 expecting = False
                 deadline_s = min(deadline_s, time.monotonic() + OTHERS_GRACE_S)
@@ -152,6 +155,8 @@ class _Gathering(Generic[Answer]):
         for rank in answers.pending:
             if snapshot.ranks[rank].status is Status.DEAD:
                 answers.dead[rank] = snapshot.ranks[rank].exit_code or 0
+            # Dead first: the call of a rank whose process ended is done as well, with an error that
+            # says nothing of how it ended.
             elif self._sent[rank].done():
                 value: Answer | RankFailure
                 try:

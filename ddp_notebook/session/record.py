@@ -171,5 +171,6 @@ class Record:
         return unsubscribe
 
     def _tell(self, events: Sequence[Event]) -> None:
+        # A copy: who is told may unsubscribe there and then, and others are still to be told.
         for subscriber in tuple(self._subscribers):
             subscriber(events)

@@ -135,6 +135,8 @@ class StartedRanks:
         job, case = self.job, self._seen
         if job is None:
             return None
+        # Stamped before the thread begins and not when it ends: a board asks several times a
+        # second, and each time would start one more.
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             look = partial(self.case, Case(()))
@@ -162,6 +164,8 @@ class StartedRanks:
         deadline_s = time.monotonic() + scaled_for_load(_END_WITHIN_S)
         while (left := _started(job)) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S)
+        # Ranks that outlive a script which ended well were left running on purpose: of them nothing
+        # is judged that may still change.
         diagnosis = Diagnosis() if left and not failed else jobs.prepared.ended(job, failed=failed)
         return diagnosis if diagnosis.wrong or _own(job) else None
 

@@ -67,6 +67,9 @@ class StoreProcess:
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
         self._ended = False
+        # Before the process is started: it may answer while `spawn_call` has yet to return its pid.
+        # So every store's answer is kept, the last store's too, and `_own_answer` picks the one of
+        # this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
@@ -295,6 +298,8 @@ class Processes:
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
         }
+        # The log is the rank's and not the process's: what a process before wrote stays in it for
+        # the user, and must not be told as the last words of this one.
         self.receiver.expect_from_start(rank)
         self.begin_last_words((rank,))
         pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])

@@ -120,6 +120,9 @@ class SetUp:
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
+            # Ranks whose setup failed are set up again in place: they have torch loaded, and keep
+            # their variables. That some have died is no hindrance, as these are replaced on the
+            # way.
             if self.complete and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(_running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):
@@ -258,6 +261,9 @@ class SetUp:
             try:
                 return bring_up.run(options.settings, options.store, interrupted)
             except SetupFailed as failure:
+                # Rank 0 binds the port a while after it was found free here, so another process may
+                # come between. Only a port that was chosen here may be another one: of what the
+                # user named, or changed on a rank, the error is what is to be seen.
                 ours = options.store == "rank0" and not options.master_port and not options.settings
                 findings = failure.diagnosis.findings if failure.diagnosis is not None else ()
                 if not ours or not any(f.category is Category.PORT_IN_USE for f in findings):
@@ -313,6 +319,8 @@ class SetUp:
             bring_up.processes.end_script()
             return self._board()
         bring_up.processes.end_script()
+        # Asked before anything is freed: to be freed costs a rank its group, and afterwards all
+        # look as if their setup had not been complete.
         had_group = not self.half_way
         self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
         if self._record.snapshot.ended:

@@ -82,6 +82,8 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
 
     Raises UsageMistake when no rank is paused, or none can reach its goal, and SessionLost.
     """
+    # To an operation there is no jump: which collective comes next is known once ranks pause before
+    # it, so they are let go one at a time until some are before that one.
     while True:
         moving = paused_ranks(run.events, run.logs, wanted.ranks)
         if not moving:
@@ -115,6 +117,8 @@ def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
     if at_lines:
         answers = _move(run, at_lines, wanted.move)
         problems = {answer.problem for answer in answers.values()}
+        # Where some ranks moved, the table shows who did not. An error is right only if nothing has
+        # changed on any rank.
         if problems and all(problems):
             raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
         left = {rank: answer.collective for rank, answer in answers.items()}

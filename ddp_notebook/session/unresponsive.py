@@ -70,6 +70,8 @@ class StoppedRanks:
         now_s, states = time.monotonic(), self._states()
         if now_s >= self._next_s:
             self._next_s = now_s + self._LOOK_EVERY_S
+            # Rebuilt at each look: a rank that ran in between counts from its next stop, so that
+            # who stops a rank for a moment again and again is never told that it stays stopped.
             self._since = {r: self._since.get(r, now_s) for r in ranks if _is_stopped(states[r])}
         long = [r for r in self._since.keys() & {*ranks} if now_s > self._since[r] + self.LONG_S]
         stopped = "its process is stopped, by kill -STOP; resume it"

@@ -287,9 +287,9 @@ def headline(snapshot: Snapshot, known: Mapping[int, str] = MappingProxyType({})
         return f"Session ended: {snapshot.ended}"
     if not snapshot.ranks:
         return "No ranks. Start them: %ddp_init --world-size 4"
-    count = counted(snapshot.world_size, "rank")
+    what = f"{counted(snapshot.world_size, 'rank')}, {snapshot.backend or 'no backend'}"
     if snapshot.loading is not None:
-        return f"{count}, {snapshot.backend or 'no backend'}: torch is being loaded"
+        return f"{what}: torch is being loaded"
     words: dict[str, list[int]] = {}
     for state in sorted(snapshot.ranks, key=lambda state: list(Status).index(state.status)):
         word = known.get(state.rank) or state_word(state)
@@ -299,7 +299,7 @@ def headline(snapshot: Snapshot, known: Mapping[int, str] = MappingProxyType({})
         for word, ranks in words.items()
     ]
     where = f" · {snapshot.init_method}" if snapshot.init_method else ""
-    return f"{count}, {snapshot.backend or 'no backend'}{where}: {'; '.join(parts)}"
+    return f"{what}{where}: {'; '.join(parts)}"
 
 
 def loading_text(snapshot: Snapshot) -> str:

@@ -74,6 +74,9 @@ class OutputLog:
 
     def _goes_on_above(self, text: str) -> bool:
         """Whether `text` overwrites, or has overwritten, a line that has other output below it."""
+        # A loop prints to stdout while its bar stands in stderr. Taken as they arrive, each print
+        # would leave a bar behind and begin another one below; so what overwrites the bar goes on
+        # where that is.
         below = self._items[-1].what if self._items else OutputKind.STDERR
         if self._bar is None or below is not OutputKind.STDOUT or not _OVERWRITES.match(text):
             return False

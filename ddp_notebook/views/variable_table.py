@@ -27,6 +27,12 @@ _MOST_SHOWN = 4
 """A tensor with at most this many values is shown with all of them."""
 
 
+def _title(function: str, file: str) -> str:
+    if function:
+        return f"variables of {function} ({file})"
+    return f"global variables of {file}" if file else "global variables"
+
+
 def fold(
     answers: Iterable[RankVariables],
     unread: Sequence[Unread] = (),
@@ -49,11 +55,7 @@ def fold(
         for rank, scope in of_ranks.items():
             for variable in scope.variables:
                 values.setdefault(variable.name, {})[rank] = variable
-        title = f"global variables of {file}" if file else "global variables"
-        if evaluated:
-            title = "values where each rank stands"
-        elif function:
-            title = f"variables of {function} ({file})"
+        title = "values where each rank stands" if evaluated else _title(function, file)
         ranks = tuple(of_ranks)
         rows = tuple(row(name, of, ranks, sparks=evaluated) for name, of in values.items())
         left_out = max(scope.left_out for scope in of_ranks.values())
@@ -97,6 +99,8 @@ def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
 
     Some ranks may have had time to compute digests, and others not.
     """
+    # A digest is made while there is time. If one rank has it and another has not, equal values
+    # would be shown as two: so what some lack is compared on none.
     if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}

@@ -159,6 +159,8 @@ def align_programs(collectives: Collectives) -> Alignment:
     numbering = _Numbering()
     sequences: dict[int, RankSequence] = {}
     for rank, records in collectives.of.items():
+        # Slots are counted anew here, over all groups, from a rank's first record on. They are the
+        # same place of the program on all ranks only if that is the first thing it issued.
         if collectives.first.get(rank):
             return Alignment("", {}, 0, None, (), ())
         issued = [
@@ -477,6 +479,9 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     A label is the name that the line gives it, as of a metric: it only counts where both are at
     one line, and where data is combined under it.
     """
+    # The first difference is told, and what explains most comes first: another operation, or a
+    # group of another mesh dimension, mostly brings another dtype and shape along. What may differ
+    # by torch's rules, as shapes in an all_to_all do, is no difference.
     if one.operation != other.operation:
         return Difference.OPERATION
     if _differ(one.called, other.called):

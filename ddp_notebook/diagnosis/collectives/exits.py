@@ -61,6 +61,8 @@ def ended(context: Context) -> Iterator[Finding]:
     died = [e for e in died if e.rank not in known]
     last = {e.rank: numbered(at) for e in died if (at := last_record(context, e.rank))}
     findings = too_much + list(deaths(context.case, died, context.victims, last))
+    # The guard refuses a call on every rank that brought it, so a refusal is mostly a right rank's.
+    # Who raised by itself and, on its way out, met the others with the wrong call is the cause.
     refused = {e.rank for e in first if e.error.type == MISMATCH}
     raised = _raised_before(context, first, refused)
     findings += raised or _refused(context, refused)
@@ -84,6 +86,8 @@ def raised_alike(context: Context) -> Iterator[Finding]:
     first = failed[0].error if failed else None
     if first is None or len(failed) < len(context.case.ranks) or first.type in _NO_ERRORS:
         return
+    # All ranks raised, so no rank waits and none is a victim. A program of one process would say
+    # the same, unless something differs between the ranks: that is what is worth a finding.
     variables = differing_variables(failed)
     if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
         yield Finding(
@@ -122,6 +126,9 @@ def unwinding(context: Context) -> Iterator[Finding]:
 
     A rank that lost its connection to them may come to the same lines, after them.
     """
+    # To call a collective while an error is handled is no mistake: where all ranks fall back to
+    # something else, all of them do. It is one if the others wait at other lines. Those that have
+    # only lost a connection are asked to prove nothing: they come to the same lines, as the second.
     there = _in_collectives(context)
     own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
     elsewhere = {
@@ -199,6 +206,8 @@ GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
     """Ranks that gloo aborted as another sent more than they expected: one of both is wrong."""
     for e in died:
+        # gloo finds this in C++ and aborts the process that receives, whichever of the two is
+        # wrong: there is no exception and no refusal, only the last line of the dead rank's log.
         sizes, last = GOT_TOO_MUCH.search(e.end.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
             continue
@@ -318,17 +327,22 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
-    ended_early = {e.rank for e in gone}
-    inside: dict[int, set[int]] = {}
-    for e in gone:
-        last = last_record(context, e.rank)
-        if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
-            inside[e.rank] = set(wait_graph.missing(context.case, last)) & ended_early
+    inside = _lacking(context, {e.rank for e in gone})
     for rank, others in inside.items():
         # A rank that ended outside of any collective, or that no ended rank waits for, was first.
         if any(rank not in inside.get(other, set()) for other in others):
             dragged.add(rank)
     return dragged
+
+
+def _lacking(context: Context, ended: set[int]) -> dict[int, set[int]]:
+    """The ranks that ended in a collective, and which that ended were not in it."""
+    found: dict[int, set[int]] = {}
+    for rank in ended:
+        last = last_record(context, rank)
+        if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
+            found[rank] = set(wait_graph.missing(context.case, last)) & ended
+    return found
 
 
 def _missed(context: Context, others: list[RankReport]) -> set[int]:

@@ -227,6 +227,9 @@ def two_threads(context: Context, group: str) -> Iterator[Finding]:
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
     """Return the first two collectives of a rank that two of its threads ran at the same time."""
     last: Collective | None = None
+    # Only calls that their thread waited for: with async_op=True one thread has several under way,
+    # and makes no mistake. A refused call was waited for as well: the guard asked the others about
+    # it.
     waited = (r for r in records if r.call.waited or r.phase is Phase.REFUSED)
     for record in sorted(waited, key=lambda r: r.issued_ns):
         threads_differ = last is not None and last.call.thread != record.call.thread
@@ -239,6 +242,9 @@ def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | N
 
 def _placed_otherwise(context: Context, classified: Classified) -> Finding | None:
     """Ranks in one call that places tensors, which communicates otherwise on some of them."""
+    # These functions send one collective for each tensor or placement, so another plan looks like a
+    # collective that is left out in the middle of torch. The premise is that both branches have
+    # come into the call by the same lines: else it is the call that one of them lacks.
     here = (classified.full.here, classified.short.here)
     record = next((each for each in here if each is not None and each.api in PLACING), None)
     if record is None or not all(
@@ -385,9 +391,6 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
             ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
         )
     )
-    place = at_place(own.place)
-    if other.place and own.place and other.place != own.place:
-        place += f" and {other.place}"
     name = called(own) if what is not Difference.LABEL else own.operation
     if what is Difference.OPERATION:
         name = f"collective {own.slot}"
@@ -400,10 +403,15 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
         context,
         classified,
         category,
-        f"{first}, {second}, in {name}{place}",
+        f"{first}, {second}, in {name}{_at_both(own.place, other.place)}",
         remedy,
         waiting=() if met else None,
     )
+
+
+def _at_both(own: Place | None, other: Place | None) -> str:
+    two = other and own and other != own
+    return f"{at_place(own)} and {other}" if two else at_place(own)
 
 
 def _is_of_mesh(context: Context, called: str) -> bool:
@@ -437,36 +445,18 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
 
 def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
-    # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
-    # return`) blames those; any other test on the way blames who came through it, since most such
-    # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
-    # left on a way that the code does not show, such as an exception that was caught: both are
-    # named, and the user sees both lines.
-    record, there, culprits = classified.record, classified.there, classified.culprits
+    record, there = classified.record, classified.there
     full, short = classified.full, classified.short
     condition = context.sources.condition(record, there, full.ranks, short.ranks)
     category = Category.CONDITIONAL_COLLECTIVE
-    how = ": move it out of the condition." if condition else ", or on none."
-    if len(full.ranks) == len(short.ranks):  # no majority: the code may tell, or nothing does
-        if condition and condition.names_leavers:
-            culprits = short.ranks
-            how = f": {short.named} must not leave before it."
-        elif (
-            (condition is None or condition.handles)
-            and context.sources.knows(record)
-            and not (there and record.part)
-        ):
-            culprits = tuple(sorted((*full.ranks, *short.ranks)))
-            how = ", or on none: which side is wrong is not known."
+    culprits, how = _who_is_wrong(context, classified, condition)
     remedy = f"Call {called(record)} on every rank of its group{how}"
     if record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (
             "Call the model on every rank; or call the module inside, model.module(x), which "
             "sends no buffers to other ranks, under torch.no_grad()."
         )
-    # The smaller group whose members are just these ranks: they may have meant that.
-    groups = context.collectives.groups.items()
-    subgroup = next((g for g, of in groups if g != record.group and of == full.ranks), "")
+    subgroup = _group_of_just(context, full.ranks, record)
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
         remedy = f"Only members of group {subgroup} come here: give them dist.barrier(group=...)."
@@ -483,6 +473,33 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         (condition.line,) if condition else (),
         culprits=culprits,
     )
+
+
+def _group_of_just(context: Context, ranks: Ranks, record: Collective) -> str:
+    """The smaller group whose members are just these ranks: they may have meant that."""
+    groups = context.collectives.groups.items()
+    return next((g for g, of in groups if g != record.group and of == ranks), "")
+
+
+def _who_is_wrong(
+    context: Context, classified: Classified, condition: Condition | None
+) -> tuple[Ranks, str]:
+    """The culprits of a call that one branch lacks, and how it is to be called on every rank."""
+    # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
+    # return`) blames those; any other test on the way blames who came through it, since most such
+    # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
+    # left on a way that the code does not show, such as an exception that was caught: both are
+    # named, and the user sees both lines.
+    full, short, record = classified.full, classified.short, classified.record
+    if len(full.ranks) == len(short.ranks):
+        if condition and condition.names_leavers:
+            return short.ranks, f": {short.named} must not leave before it."
+        untested = condition is None or condition.handles
+        in_a_pass = classified.there and record.part
+        if untested and context.sources.knows(record) and not in_a_pass:
+            both = tuple(sorted((*full.ranks, *short.ranks)))
+            return both, ", or on none: which side is wrong is not known."
+    return classified.culprits, ": move it out of the condition." if condition else ", or on none."
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
@@ -544,11 +561,15 @@ def _some_buckets(context: Context, classified: Classified) -> Finding:
         Category.UNUSED_PARAMS,
         f"{classified.short.named} did not reduce all buckets of gradients in "
         f"{named(classified.record)}: a parameter got no gradient there",
+        # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
         _USE_ALL if "reduce_scatter" in classified.record.operation else _USE_OR_FIND,
     )
 
 
 def _no_buckets(context: Context, classified: Classified) -> Finding:
+    # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
+    # where a parameter got no gradient and there is one bucket. Where the code is known, it must
+    # mention no_sync for that to be told; where it is not, all that may be the case are named.
     record, sources = classified.record, context.sources
     category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
     if not sources.knows(record):
@@ -632,6 +653,9 @@ def turn_of(
     more, less = (branch.sequence.labels.get(site, frozenset()) for branch in (full, short))
     closure = None if way else sources.by_optimizer(record)
     way = way or closure or sources.way_around(record)
+    # If what both called last stands in the same turn, the shorter branch did enter this turn and
+    # left it on the way. Then it had as many batches as the others, and to give it more changes
+    # nothing.
     begun = full.last is not None and sources.in_one_turn(full.last, record)
     if begun and way is None:
         way = sources.condition(record, full.last)
@@ -734,6 +758,9 @@ def _goes_over_others(context: Context, classified: Classified) -> bool:
     if there is None or {call_site(other) for other in classified.records} != {call_site(there)}:
         return False
     sources = context.sources
+    # Where dtype and shape are equal nothing shows that it was another tensor: then the loop went
+    # round once more, which is told as that. A name, or a test in the loop that may pass one over:
+    # they explain why one is lacking, and another order is only what is left.
     in_loop = sources.knows(record) and sources.in_a_loop(record)
     alike = (record.dtype, record.shape) == (there.dtype, there.shape)
     return bool(in_loop) and not (

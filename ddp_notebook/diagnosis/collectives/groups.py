@@ -53,6 +53,8 @@ def other_groups(context: Context) -> Iterator[Finding]:
 def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
     members = {rank: _what(made) for rank, made in there.items()}
     sides = sorted(by_value(members), key=lambda side: len(side[0]))
+    # A rank that has not made this call yet may be of either side. So a majority is one only if all
+    # of these together could not turn it.
     most, second = (len(ranks) for ranks, _ in reversed(sides[-2:]))
     unseen = len(context.case.ranks) - len(there)
     culprits = outvoted(members) if most > second + unseen else tuple(there)
@@ -214,6 +216,8 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
             continue
         if len({record.group for record in records}) < 2:
             continue
+        # A ring is how it ends. Ranks that came the same way through all groups, until one called
+        # something else, wait for each other in just such a ring; where they parted says more.
         if next(parted_over_groups(context), None) is not None:
             return  # that one of them left the common way explains the ring
         finding = _only_some(context, records) or _one_side_more(context, records)

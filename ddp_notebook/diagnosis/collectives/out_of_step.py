@@ -214,6 +214,8 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     absent = {rank for rank in members if rank not in records}
     late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}
+    # Time must explain it alone: who has come called the same, and who has not is busy, so that it
+    # may still come. A rank that left, or called something else, would not have come in any time.
     is_same = {record.operation for record in records.values()} == {first.operation}
     if is_same and late and absent <= busy and until_ns:
         yield _too_late(context, first, late, records)
@@ -378,6 +380,9 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
         if missing_from(full, short) is MissingBuckets.SOME:
             return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
         return _one_step_less(context, alignment, full, short, record)
+    # Fewer that left than wait: those that left are wrong. As many: also they, if the code brings
+    # every rank to the call and no test stands on the way. Else the call itself is conditional, and
+    # who made it came alone; an `except` is no such test, for nobody writes it to choose ranks.
     untested = condition is None or condition.handles
     always_reached = untested and context.sources.knows(record)
     outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
@@ -411,6 +416,9 @@ def _one_step_less(
     """One iteration less of a loop: they have called it before."""
     again = context.sources.tries_again(record)
     turn = turn_of(context, full, short, record, again)
+    # Of two equal sides the one that has gone round once less is wrong: loops end where data end,
+    # and nobody makes up a batch. Not where the code calls again after an error: then the side with
+    # one call more is the one that had the error.
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
@@ -549,6 +557,8 @@ def _whose_no_sync(
             f"{verb(waiting, 'reduces', 'reduce')} gradients in a backward{at} that "
             f"{name_ranks(under)} ran under no_sync"
         )
+    # A tie is decided where a rank has made a step with gradients that were not reduced: then its
+    # no_sync covered one backward too many, and the side that reduces is right.
     stepped = any(
         replica.local_steps
         for report in context.case.ranks
@@ -612,6 +622,9 @@ def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
             "find_unused_parameters=True.",
             mine.bad_place,
         )
+    # Counters are of this moment, and a rank that is a step behind has less of everything: it is
+    # late, and makes no mistake. So each story below needs that it has come as far as the other
+    # rank: the backward is begun, after as many forwards, of which fewer are to be reduced.
     reduced = mine.forwards - mine.no_sync_forwards
     if reduced >= theirs.forwards - theirs.no_sync_forwards:
         return None

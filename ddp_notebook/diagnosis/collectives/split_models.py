@@ -68,6 +68,9 @@ def split_mismatch(context: Context) -> Iterator[Finding]:
 
 def _in_one_unit(there: Mapping[int, Splits]) -> Mapping[int, Splits]:
     """In rows where those are as long on all ranks; in elements where they are not."""
+    # torch counts rows, and what goes over the wire are elements. Rows are what the user wrote, so
+    # they are kept where they say the same; where rows are of other lengths, only elements can be
+    # compared.
     if len({width for splits in there.values() for width in splits.widths}) == 1:
         return there
     return {

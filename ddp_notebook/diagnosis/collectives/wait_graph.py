@@ -138,6 +138,8 @@ def in_new_group(evidence: RankReport) -> bool:
 
 def missing(case: Case, record: Collective) -> Ranks:
     """The ranks that never called `record`: absent, or at another collective in its place."""
+    # A call that failed on a rank was made there all the same: asked is who never came, and not, as
+    # in the graph, who may still take part.
     return _Arrivals(case, left=()).missing(record)
 
 
@@ -382,6 +384,8 @@ def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
 
 def _sent_more(collectives: Collectives, sender: int, receiver: int, like: Collective) -> bool:
     sent = between(collectives, sender, "send", receiver, like)
+    # With old records dropped on either side counts say nothing. But a send that is not over yet
+    # has not been received, however many came before.
     if collectives.first.get(sender) or collectives.first.get(receiver):
         return any(not record.over for record in sent)
     received = between(collectives, receiver, "recv", sender, like)

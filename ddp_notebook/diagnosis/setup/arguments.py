@@ -183,6 +183,9 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
         values = _values_of(name, reports, expected)
         if len(set(values.values())) < 2:
             continue
+        # What the launcher gave is right, however few still have it: another value was set by the
+        # code. Else most ranks are; and in a tie who hosts the store, since the others must come to
+        # where that is.
         votes = vote(values, expected, case.store_host)
         right, culprits = votes.value, votes.minority
         if name == "the file" and len(reports) > 2 and len(set(values.values())) == len(reports):

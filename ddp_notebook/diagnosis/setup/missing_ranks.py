@@ -167,6 +167,8 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     """
     case = context.case
     failed = [e for e in case.ranks if e.activity is Activity.FAILED]
+    # When ranks called it is on the clock of each host, which counts from its boot: of two hosts
+    # nobody knows which rank was first.
     hosts = {e.network.host for e in case.ranks if e.entered}
     if not failed or not all(map(torch_errors.is_victim, failed)) or len(hosts) > 1:
         return
@@ -211,6 +213,8 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     case = context.case
     pollers = [e for e in case.ranks if e.activity is Activity.BUSY and e.awaits.file]
     working = case.where(Activity.BUSY, Activity.SILENT)  # who does not answer may write it, too
+    # Pollers are busy, too, so they are counted among those that work. One more, and that one may
+    # be about to write the file.
     if not pollers or len(working) > len(pollers):
         return
     same: dict[str, list[RankReport]] = {}
@@ -290,6 +294,8 @@ def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
 def late_ranks(context: Context) -> Iterator[Finding]:
     """A rank that the others wait for and that is busy, or paused by the user: not a hang."""
     case = context.case
+    # Where each that waits does so in a collective, `out_of_step.stragglers` says for whom, and
+    # what is lacking: two findings of one thing would be one too many.
     if context.graph.at.keys() >= {
         e.rank for e in case.ranks if e.activity is Activity.WAITING and not e.awaits.key
     }:

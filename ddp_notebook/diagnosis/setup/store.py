@@ -155,6 +155,8 @@ def unset_keys(context: Context) -> Iterator[Finding]:
             yield from (_late_to_set(context, unset, waiters, e) for e in working)
         elif all(e.rank in context.graph.stuck for e in waiters):
             yield from _never_set(context, unset, waiters)
+    # A wait that timed out is no proof: the key may have been set a moment later, and whoever works
+    # may have been about to. So it counts what the ranks say that they have set by now.
     for key, waiters in _by_key(filter(None, map(_gave_up, context.case.ranks))):
         if not (unset := _unset_of(context.case, key)):
             yield from _set_too_late(context, key, waiters)
@@ -330,6 +332,10 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             case.waiting,
             evidence,
         )
+    # Several of these are true at once, and the first is told. A name that means each host itself
+    # explains that others do not answer better than a firewall does. A firewall is told only where
+    # the store answers a rank on its own host, and an address of no host only where its own host
+    # gets no answer either: what is left is that nobody listens.
     networks = {network_of(e) for e in case.ranks} - {""}
     if len(networks) > 1 and first.target.startswith(("127.", "localhost")):
         return Finding(
@@ -501,6 +507,8 @@ def blocked_ranks(context: Context) -> Iterator[Finding]:
     connecting = tuple(
         e for e in case.ranks if _connects(e) and e.network.probe.state in ("", "open")
     )
+    # Only probes of an address at which a rank listens at this moment: a port that was given up, or
+    # is another process's by now, says nothing about what is between two hosts.
     where = {each: e for e in connecting for each in e.network.listens}
     blocked = [
         (e, where[probe.target], probe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import by_ranks, minority
@@ -247,6 +247,23 @@ def lacks_group(e: RankReport) -> bool:
     return bool(failed) and not (e.entered or e.initialized)
 
 
+def _said_alike(
+    case: Case, *, invalid: bool
+) -> Iterable[tuple[tuple[Category, str, str], list[RankReport]]]:
+    """The errors that say the same, with what the first of them means."""
+    same: dict[object, tuple[tuple[Category, str, str], list[RankReport]]] = {}
+    for e in case.ranks:
+        meaning = _read(e, case) if e.activity is Activity.FAILED else None
+        if meaning is None or (meaning[0] is Category.ENV_INVALID) != invalid:
+            continue
+        if not _took_its_port(e, case, meaning[0]):
+            # One line may say of each rank another value: that is one mistake all the same.
+            at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
+            key: object = (e.error.type, meaning[2], at) if at else meaning
+            same.setdefault(key, (meaning, []))[1].append(e)
+    return same.values()
+
+
 def of_errors(
     case: Case,
     *,
@@ -260,19 +277,7 @@ def of_errors(
     Ranks that say the same share one. The culprits are `only` these ranks, if given; `waiting` are
     by default all that wait.
     """
-    same: dict[object, list[RankReport]] = {}
-    meanings: dict[object, tuple[Category, str, str]] = {}
-    for e in case.ranks:
-        meaning = _read(e, case) if e.activity is Activity.FAILED else None
-        wanted = meaning is not None and (meaning[0] is Category.ENV_INVALID) == invalid
-        if meaning is not None and wanted and not _took_its_port(e, case, meaning[0]):
-            # One line may say of each rank another value: that is one mistake all the same.
-            at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
-            key: object = (e.error.type, meaning[2], at) if at else meaning
-            meanings.setdefault(key, meaning)
-            same.setdefault(key, []).append(e)
-    for key, failed in same.items():
-        category, cause, remedy = meanings[key]
+    for (category, cause, remedy), failed in _said_alike(case, invalid=invalid):
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
         holder = tuple(f"the port is held{e.error.holder}" for e in odd if e.error.holder)
@@ -329,6 +334,11 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
+    return _raised_own(e, case)
+
+
+def _raised_own(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
+    """Read an error of the user's code; None where it is said elsewhere, or nobody waits."""
     if lacks_group(e) and any(map(in_setup, case.ranks)):
         return None  # that it did not call for one as the others did is said of it elsewhere
     if e.error.type == "KeyboardInterrupt":

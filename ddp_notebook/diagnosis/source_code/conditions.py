@@ -158,6 +158,9 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
         body = getattr(parent, name, None)
         if isinstance(body, list) and child in body:
             for other in reversed(body[: body.index(child)]):
+                # Only where the last statement leaves: then all that pass this test are gone. What
+                # may leave deeper inside has a test of its own, which does not stand before the
+                # line.
                 if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
                     shown = f"if {ast.unparse(other.test)}: {how}"
                     yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
@@ -192,6 +195,8 @@ def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.Ex
             holds(statement, line) for statement in node.body
         ):
             continue
+        # That the loop ends once it has worked makes it a retry. Without that it is a loop over
+        # batches in which an error is passed over, and each turn is meant to be made.
         after = loop.body[loop.body.index(node) + 1 :] if node in loop.body else []
         done = [*node.body, *node.orelse, *after]
         if any(isinstance(statement, (ast.Return, ast.Break)) for statement in done):
@@ -257,6 +262,8 @@ def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool
     true = ast.Constant(True)
     for node in ast.walk(loop):
         if isinstance(node, ast.If):
+            # Where the line stands in the `if`, or the turn may go on without it, the test is about
+            # one turn, and who passed the line over may come to it in the next.
             inside = hold(node.body, line) or hold(node.orelse, line)
             leaves = any(map(_leaves_loop, ast.walk(node)))
             continues = any(isinstance(child, ast.Continue) for child in ast.walk(node))
@@ -295,6 +302,7 @@ def ways_out(loop: ast.stmt) -> Iterator[tuple[ast.expr, int, bool]]:
         node = ahead.pop()
         if isinstance(node, ast.If) and any(map(_leaves_loop, node.body)):
             yield node.test, node.lineno, True
+        # Not into loops and functions inside: a `break` or `return` there is mostly theirs.
         if not isinstance(node, (*LOOPS, *SCOPES)):
             ahead.extend(ast.iter_child_nodes(node))
     if isinstance(loop, ast.While) and any(isinstance(e, ast.Call) for e in ast.walk(loop.test)):

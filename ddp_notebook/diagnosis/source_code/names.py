@@ -117,6 +117,8 @@ class Names:
             values = {rank: bool(self._on(test.test, rank, max(reached) + 1)) for rank in reached}
         except (ValueError, TypeError, ArithmeticError):
             return varies
+        # Worked out for each rank, a test of the rank is more than likely: if it lets through just
+        # those that came, it is why they came alone. If it lets through others as well, it is not.
         just_so = all((value is test.wanted) is reached[rank] for rank, value in values.items())
         return Varies.JUST_SO if just_so else Varies.IN_PART
 

@@ -124,6 +124,9 @@ class Sources:
         those that `there`, where the other ranks are, has passed too. A test of the rank is
         preferred, but not when it lets through others than the ranks that `reached` it.
         """
+        # A test that the other ranks have passed as well sets nobody apart: both lines stand behind
+        # it. Of the rest the heaviest counts, and of equally heavy ones the nearest, as tests come
+        # from the line outwards.
         passed = set(self._tests(there)) if there is not None else set()
         tests = [test for test in self._tests(record) if test not in passed]
         did = dict.fromkeys(reached, True) | dict.fromkeys(others, False)
@@ -232,6 +235,8 @@ class Sources:
 
     def _skipped_in_calls(self, record: Collective) -> Condition | None:
         """The nearest test of data before `record` in functions that its innermost loop calls."""
+        # Only functions below the loop: a test before it is passed once, and is the same for all
+        # turns.
         inside = itertools.takewhile(lambda place: not self._loops(place), reversed(record.path))
         functions = {(place.file, place.function) for place in inside}
         for place, test in self._tests(record):
@@ -449,6 +454,8 @@ class Sources:
                     tree = shallow(syntax.parse(_MAGIC.sub("", self._texts[name])))
                 except (SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = None
+            # Both at once: whoever got a test or a loop from the tree may take the file's `Names`
+            # unasked.
             self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]
 
@@ -513,6 +520,8 @@ class Sources:
             return bool(varies)
         if any(isinstance(node, ast.Call) or getattr(node, "attr", "") == "grad" for node in nodes):
             return True  # whether a parameter got a gradient is each rank's own
+        # A name may stand for anything, so it may differ. Not a loop's own variable, which is alike
+        # in the same turn; and not what is spelled as a constant.
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         return not all(name in same or name.isupper() for name in names)
 

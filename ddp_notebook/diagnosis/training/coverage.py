@@ -371,6 +371,9 @@ def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
 def detached_optimizers(context: Context) -> Iterator[Finding]:
     """Find optimizers whose tensors never get a gradient, while a model of such sizes has none."""
     all_of = optimizers(context.facts).values()
+    # That none of its tensors gets a gradient is so for healthy optimizers as well: of a half of
+    # the model that waits for its turn, or of one that is stepped for its scheduler. So a model
+    # must be there that is trained, has tensors of mostly these sizes, and is held by no optimizer.
     held = {key for of in all_of for optimizer in of.values() for key in optimizer.replicas}
     for of in all_of:
         if all(

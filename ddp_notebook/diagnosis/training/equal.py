@@ -177,6 +177,8 @@ def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
             for rank, replica in model.of.items()
             if replica.forwards
         }
+        # Settings are compared by their place, so a rank whose torch has more of them, or fewer,
+        # cannot be compared: what differs there is torch.
         if len(settings) < 2 or len({len(setting) for setting in settings.values()}) != 1:
             continue
         for values in zip(*settings.values(), strict=True):
@@ -331,6 +333,9 @@ _PLAIN = ("SequentialSampler", "RandomSampler")
 def _divided_among(context: Context) -> int:
     """Return the number of ranks among which the data are to be divided; 0 if unknown."""
     facts = context.facts
+    # Not the world size: ranks that hold parts of one model must read the same data. What a group
+    # of DDP's averages over is known; without DDP it is the ranks that were seen to have data of
+    # their own. Two answers are none.
     sizes = {replica.group_size for model in context.models for replica in model.of.values()}
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
@@ -747,6 +752,8 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
     sizes = {numel for numels in held for numel in (*numels, sum(numels))}
 
     def is_of_batch(record: Collective) -> bool:
+        # What DDP's reducer calls is known: in a backward it averages gradients, so that these
+        # ranks have a batch each; in a forward it only sends buffers.
         if record.part is not None:
             return record.part is Part.BACKWARD
         averages = record.operation in _SUMS and (record.numel in sizes or record.tensors > 1)
@@ -798,6 +805,8 @@ def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
             copies.setdefault((copy.ranks, copy.name), {})[rank] = copy
     apart: dict[Ranks, list[dict[int, Copy]]] = {}
     for (ranks, _), of in copies.items():
+        # Copies of ranks that have data of their own are averaged, or not, by data parallelism: why
+        # those drift other rules say.
         shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
         ends = [copy.end for copy in of.values()]
         drifted = any(differ(ends[0], end) for end in ends[1:])
@@ -806,6 +815,7 @@ def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
     for ranks, those in apart.items():
         runs = {rank: context.facts[rank] for rank in ranks}
         begins = [[copy.begin for copy in of.values()] for of in those]
+        # Copies that began apart were never one, and dropout is not what parted them.
         began = not any(differ(row[0], begin) for row in begins for begin in row[1:])
         drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
         if began and drops and _got_the_same(runs):

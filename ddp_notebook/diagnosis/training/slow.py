@@ -287,25 +287,19 @@ def _where(part: str, times: StepTimes) -> str:
     forward = at("the forward", StepPart.FORWARD)
     backward = at("the backward", StepPart.BACKWARD)
     step = at("the optimizer's step", StepPart.OPTIMIZER)
-    match part:
-        case StepPart.DATA:
-            return f"in {at('its DataLoader', StepPart.DATA)}"
-        case StepPart.LOOP:
-            following = forward if StepPart.FORWARD in times.places else backward
-            return f"in your code between {step} and {following}"
-        case StepPart.FORWARD:
-            return f"in {forward}"
-        case StepPart.LOSS:
-            return f"in your code between {forward} and {backward}"
-        case StepPart.BACKWARD:
-            return f"in {backward}"
-        case StepPart.AFTER:
-            return f"in your code between {backward} and {step}"
-        case StepPart.OPTIMIZER:
-            return f"in {step}"
-        case _:
-            cores = ", ".join(map(str, times.cores))
-            return f"ready to run and has no core: other processes use those that it may ({cores})"
+    following = forward if StepPart.FORWARD in times.places else backward
+    cores = ", ".join(map(str, times.cores))
+    words: Mapping[str, str] = {
+        StepPart.DATA: f"in {at('its DataLoader', StepPart.DATA)}",
+        StepPart.LOOP: f"in your code between {step} and {following}",
+        StepPart.FORWARD: f"in {forward}",
+        StepPart.LOSS: f"in your code between {forward} and {backward}",
+        StepPart.BACKWARD: f"in {backward}",
+        StepPart.AFTER: f"in your code between {backward} and {step}",
+        StepPart.OPTIMIZER: f"in {step}",
+    }
+    no_core = f"ready to run and has no core: other processes use those that it may ({cores})"
+    return words.get(part, no_core)
 
 
 def _ms(time_us: float) -> str:

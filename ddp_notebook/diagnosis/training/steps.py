@@ -194,6 +194,8 @@ def first_nan(context: Context) -> Iterator[Finding]:
     first = {r: f.nan_backward for r, f in facts.items() if f.nan_backward is not None}
     if not broken or not first:
         return
+    # By the number of the backward and not by a clock: after the next reduction all ranks have the
+    # bad values, so only who had them one backward earlier can be the source.
     begin = min(first.values())
     ranks = tuple(sorted(rank for rank, number in first.items() if number == begin))
     if len(ranks) == len(facts):
@@ -227,6 +229,8 @@ def shared_gpus(context: Context) -> Iterator[Finding]:
         if run.gpu and any(replica.device.startswith("cuda") for replica in run.replicas):
             hosts.setdefault(run.host, {})[rank] = run
     for of in hosts.values():
+        # To share a GPU is right where ranks outnumber GPUs. It is a mistake only if another one is
+        # free.
         used = {run.gpu for run in of.values()}
         if len(used) < len(of) and max(run.gpus for run in of.values()) > len(used):
             yield _shared(of)
@@ -247,16 +251,18 @@ def _shared(of: dict[int, RunFacts]) -> Finding:
     )
 
 
+def _is_for_others(replica: ReplicaFacts) -> bool:
+    """True where the backend is for other devices than the replica is on."""
+    device, backend = replica.device, replica.backend
+    gpu, cpu = device.startswith("cuda"), device == "cpu"
+    return (gpu and backend == "gloo") or (cpu and backend == "nccl")
+
+
 def backends(context: Context) -> Iterator[Finding]:
     """Find parameters on a device that the group's backend is not for."""
     gpus = [run.gpu for run in context.facts.values() if run.gpu]
     for model in context.models:
-        ranks = tuple(
-            rank
-            for rank, replica in model.of.items()
-            if (replica.device.startswith("cuda") and replica.backend == "gloo")
-            or (replica.device == "cpu" and replica.backend == "nccl")
-        )
+        ranks = tuple(rank for rank, replica in model.of.items() if _is_for_others(replica))
         # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
         if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
             each = model.of[ranks[0]]
@@ -336,6 +342,8 @@ def _is_reported(context: Context, of: Mapping[int, EvaluationFacts]) -> bool:
 def _exchanged(context: Context, model: Model, first: Mapping[int, EvaluationFacts]) -> bool:
     """True when results may have been joined: by anything but DDP and barriers, or unknown."""
     # Records that were overwritten since may have had it: `first` is then more than 0.
+    # Only what was called once the evaluation had begun can have joined its results; each record
+    # has how many backwards there were before it.
     since = min(evaluation.backwards for evaluation in first.values())
     collectives = context.collectives
     return any(

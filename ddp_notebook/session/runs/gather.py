@@ -194,6 +194,9 @@ def _report(
 def _by_records(report: RankReport, doing: str, records: Sequence[Collective]) -> RankReport:
     """Of a rank that cannot be asked: that it waits in a call, where its records show that."""
     process = replace(report.process, unreachable=True)
+    # The log needs no answer: the rank writes it before and after each call, in memory that is
+    # shared. A call of its main thread that it was to wait for, and that is not over, is where it
+    # is.
     last = next((each for each in reversed(records) if each.call.thread == 0), None)
     waits = last is not None and last.phase is Phase.ISSUED and last.call.waited
     if last is None or not waits or process.state == "stopped" or process.program:

@@ -72,6 +72,8 @@ class RunRegistry:
         record.subscribe(self._take)
 
     def _take(self, events: Sequence[Event]) -> None:
+        # Runs that nobody waits for hear of events as well: ranks that were left in one end it at
+        # some later time, and what they write and raise until then is still of that run.
         for run in tuple(self.all) if events else ():
             run.take(events)
 

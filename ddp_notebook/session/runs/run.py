@@ -376,22 +376,9 @@ class CellRun:
         """
         try:
             settling = Settling(self.events, self.logs, self.cluster) if until_paused else None
-            # Several ends can be true at once, and the first below is told: that it was stuck is
-            # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
-            # ranks that an interrupt has freed from a line are no longer paused there.
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
-            if stuck is not None:
-                stuck = self.events.with_tracebacks(stuck)
-                result = replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
-            elif self.lost_reason and self.pending:
-                result = self._lost()
-            elif self.pending and interrupted():
-                result = self._interrupt()
-            elif self.stops and settling is not None:
-                result = replace(self.standing(), error=self.error(), steps=self.step_table())
-            else:
-                result = self.end()
+            result = self._outcome(stuck, interrupted, until_paused=until_paused)
             self._judge(result)
             self.found.judged = self.done
             return result
@@ -401,6 +388,24 @@ class CellRun:
             return self._lost()  # calls to a session that ends may fail in any way
         finally:
             self.release()
+
+    def _outcome(
+        self, stuck: Diagnosis | None, interrupted: Callable[[], bool], *, until_paused: bool
+    ) -> CellResult:
+        """Return the result once nobody waits for the run any more; interrupts it if asked to."""
+        # Several ends can be true at once, and the first below is told: that it was stuck is
+        # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
+        # ranks that an interrupt has freed from a line are no longer paused there.
+        if stuck is not None:
+            stuck = self.events.with_tracebacks(stuck)
+            return replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
+        if self.lost_reason and self.pending:
+            return self._lost()
+        if self.pending and interrupted():
+            return self._interrupt()
+        if self.stops and until_paused:
+            return replace(self.standing(), error=self.error(), steps=self.step_table())
+        return self.end()
 
     def _wait(self, interrupted: Callable[[], bool], settling: Settling | None) -> Diagnosis | None:
         """Wait until no rank is in it, or it is stuck (the diagnosis), interrupted or settled."""
@@ -413,6 +418,8 @@ class CellRun:
         detector = self.detector = StallDetector(self.look, moved=moved)
         if not self._sent:
             self._sent = True
+            # `over` is set by `take`, which is called for events alone; a rank that was not reached
+            # will send none. So where nobody was reached nothing would ever end the wait below.
             if unreached := self.send():
                 self.events.not_reached(unreached)
                 if not self.pending:
@@ -424,8 +431,12 @@ class CellRun:
                 self.cluster.ask(self.pending, calls.ARM, calls.Nothing(), 1.0)
             if settling is not None and self.stops and settling.done():
                 return None
+            # Who waits for a paused rank waits for the user, for as long as that takes. No time
+            # proves anything then, so no rank is looked at until all go on.
             diagnosis = None if self.paused else detector.turn()
             self._stuck = detector.stuck_in
+            # The ranks were asked and go on meanwhile. If the last one has left the run since, it
+            # has ended by itself, and what was found was of a moment.
             if diagnosis is not None and not self.patient:
                 return diagnosis if self.pending else None
             if diagnosis is not None and not self.aborted:  # freed ranks look different
@@ -451,6 +462,8 @@ class CellRun:
         result = self.result()
         if result.error is None:
             return replace(result, diagnosis=self.examine())
+        # Of one rank there is nobody to compare it with. And ranks that were interrupted stand
+        # where the signal met them: that they stand apart there is no mistake of the program's.
         if not isinstance(result.error, CellFailed) or len(self.ranks) < 2 or self.aborted:
             return result
         diagnosis = diagnose_run(self.look())

@@ -177,8 +177,7 @@ def _environments(
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
         common = processes.environment(tuple(range(processes.options.world_size)))
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
-        own = {rank: what.settings.get(rank, {}) for rank in ranks}
-        made = {rank: _environment({}, {**common, **own[rank]}) for rank in ranks}
+        made = {r: _environment({}, {**common, **what.settings.get(r, {})}) for r in ranks}
         return made, LaunchParameters(script=True)
     host = processes.options.master_addr
     if what.placed is not None:

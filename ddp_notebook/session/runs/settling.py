@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.model import Activity, Ranks, StepTable
+from ddp_notebook.model import Activity, Collective, Ranks, StepTable
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.collective_logs import READ_LAST
@@ -51,13 +51,8 @@ class Settling:
         if self._events.stops.keys() >= set(pending):
             return True
         tails = self._logs.read(pending, self._events.cell, last=1).of
-        held = {
-            rank
-            for rank, tail in tails.items()
-            for record in tail
-            if step_rows.is_paused(record) and record.number != self._left.get(rank)
-        }
-        free = tuple(rank for rank in pending if rank not in {*held, *self._events.stops})
+        paused = {*self._held(tails), *self._events.stops}
+        free = tuple(rank for rank in pending if rank not in paused)
         if not free:
             return True
         picture = (pending, {rank: tails.get(rank) for rank in free})
@@ -77,6 +72,16 @@ class Settling:
         )
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
+
+    def _held(self, tails: Mapping[int, Sequence[Collective]]) -> set[int]:
+        """Return the ranks that pause before a collective, and not still before the last one."""
+        # A rank that was let go says so in its record a moment later: until then the record reads
+        # as if it were paused there. So being paused counts at another number only.
+        return {
+            rank
+            for rank, tail in tails.items()
+            if any(step_rows.is_paused(r) and r.number != self._left.get(rank) for r in tail)
+        }
 
 
 def table(events: RunEvents, logs: CollectiveLogs) -> StepTable:

@@ -128,6 +128,10 @@ class StallDetector:
 
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """Return whether the finding may be transient, because ranks lack a CPU."""
+        # With more ranks than cores a thread may have got what it waited for, and no core to go on
+        # with: it counts as waiting, and the others seem to miss something. A mismatch in the
+        # records stays one whatever happens next; what is `_OF_A_MOMENT` is believed only once it
+        # has lasted.
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.process.runnable for e in case.ranks if e.activity is Activity.WAITING)

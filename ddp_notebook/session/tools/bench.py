@@ -262,6 +262,8 @@ class Benchmarks:
             try:
                 batches = _usable(prepared, plan)
             except DDPError:
+                # What was prepared is a copy of the model, with its data, on each rank: it would
+                # stay in memory until the next benchmark.
                 self._ask(members, calls.FORGET_STEPS, calls.Nothing())
                 raise
             communicates = any(facts["communicates"] for facts in prepared.values())

@@ -237,6 +237,9 @@ class Breakpoints:
             return False
         text, followed = _as_on_ranks(run.sources.get(run.title, "")), False
         for number, spec in self._all.items():
+            # The number of a cell is another one each time it runs, so a breakpoint in a cell is
+            # kept by text: its line is found again in the new version; 0 says that it was taken
+            # out, None that this is another cell, and the breakpoint stays where it is.
             if not spec.text or spec.text.strip() == text.strip():
                 continue  # the ranks know an equal text themselves
             line = moved(spec.text, spec.line, text)

@@ -206,6 +206,8 @@ class Wrap:
             )
         if self.stage is None:
             raise UsageMistake(f"The wrapping of {self.name} has ended. {again}")
+        # When the group is made again, ranks may have new processes, without this model; and those
+        # that kept theirs have passed stages by collectives of a group that is gone.
         if self._record.snapshot.generation != self._generation:
             self.stage = None
             raise UsageMistake(f"The process group was built again in between. {again}")

@@ -159,16 +159,12 @@ class Looking:
         up = self.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)
         answers = self._ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
-        reasons: dict[int, str] = {}
-        for rank in members:
-            answer = answers.get(rank)
-            if answer is None:
-                reasons[rank] = "does not answer" if rank in alive else "dead"
-            elif isinstance(answer, CannotAnswer):
-                reasons[rank] = answer.why
-            else:
-                reasons[rank] = answer.problem
-        unread = [Unread(of, why) for of, why in by_value(reasons) if why]
+        silent = {rank: "does not answer" if rank in alive else "dead" for rank in members}
+        said = {
+            rank: answer.why if isinstance(answer, CannotAnswer) else answer.problem
+            for rank, answer in answers.items()
+        }
+        unread = [Unread(of, why) for of, why in by_value(silent | said) if why]
         evaluated = answered(answers).values()
         values = [answer.value for answer in evaluated if answer.value is not None]
         table = variable_table.fold(values, unread, snapshot.world_size, evaluated=True)

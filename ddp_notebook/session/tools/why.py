@@ -61,6 +61,8 @@ class Why:
         case = self.case("%ddp_why")
         now = diagnose_run(case)
         current = self._runs.current
+        # Which question is meant depends on what there is: ranks in setup, ranks in a run, or
+        # neither. A script has a setup of its own, so it counts as a run from its beginning.
         if self._set_up.half_way and self._runs.script is None:
             return self._of_set_up(case, now)
         if current is not None and not current.done:
