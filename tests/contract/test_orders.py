@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     made.socket.close()
 
 
+def run_in_thread(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` in a loop of its own; in this thread a browser's, once it was used, runs on."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, main).result()
+
+
 def test_orders_arrive_as_they_were_given_however_long(sender: OrderSender, rank: Rank) -> None:
     to = {0: (os.getpid(), rank.socket.path)}
     cells = [CELL, calls.Cell(8, 4, "%%ddp", "x" * 1_000_000), calls.Cell(9, 5, "%%ddp", "")]
@@ -70,7 +77,7 @@ def test_orders_arrive_as_they_were_given_however_long(sender: OrderSender, rank
             rank.socket.path.unlink(missing_ok=True)  # the connection stays
         assert await rank.after(3) == cells
 
-    asyncio.run(main())
+    run_in_thread(main())
 
 
 def test_what_one_order_sets_of_context_variables_the_next_one_finds(
@@ -93,7 +100,7 @@ def test_what_one_order_sets_of_context_variables_the_next_one_finds(
             sender.send({0: (os.getpid(), rank.socket.path)}, TO, CELL)
         await rank.after(2)
 
-    asyncio.run(main())
+    run_in_thread(main())
     assert of_both == [1, 2]
 
 
@@ -106,7 +113,7 @@ def test_an_order_for_a_process_that_was_replaced_is_not_carried_out(
         sender.send({0: (os.getpid(), rank.socket.path)}, TO, CELL)
         await rank.after(1)
 
-    asyncio.run(main())
+    run_in_thread(main())
 
 
 def test_a_process_that_has_ended_is_reached_no_more_and_the_one_in_its_place_is(
@@ -126,7 +133,7 @@ def test_a_process_that_has_ended_is_reached_no_more_and_the_one_in_its_place_is
         connection.close()  # as the system does at its end
         assert await asyncio.to_thread(sender.send, to, TO, CELL) == (0, 1)
 
-    asyncio.run(once())
-    asyncio.run(ended())
+    run_in_thread(once())
+    run_in_thread(ended())
     rank.carried_out.clear()
-    asyncio.run(once())
+    run_in_thread(once())
