@@ -95,7 +95,7 @@ MEANINGS = (
         r"|Cannot access accelerator device when none is available|requires CUDA support"
         r"|object on a CUDA device but torch\.cuda\.is_available\(\) is False",
         Category.BACKEND_DEVICE_MISMATCH,
-        "asks for CUDA, and this process has no GPU that torch can use",
+        "CUDA is asked for, and this process has no GPU that torch can use",
         f"Use the device 'cpu'; or, {_AS_IT_IS}",
     ),
     _meaning(
