@@ -21,7 +21,7 @@ from typing import Any
 
 import zmq
 
-from ddp_notebook.launch.session_folder import is_private
+from ddp_notebook.launch.session_folder import require_private
 from ddp_notebook.model import Event, EventsLost, codec, decode_events
 
 _POLL_MS = 200
@@ -47,8 +47,7 @@ class EventReceiver:
         self._socket.rcvhwm = 0
         with contextlib.suppress(zmq.ZMQError):  # a libzmq without it: the folder keeps others out
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
-        if not is_private(folder):
-            raise PermissionError(f"others can enter {folder}, or it is theirs")
+        require_private(folder)
         path = folder / "events.sock"
         self.url = f"ipc://{path}"
         self._socket.bind(self.url)

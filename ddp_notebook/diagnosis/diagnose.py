@@ -141,7 +141,6 @@ RUN: Rules = {
         store.unset_keys,
         out_of_step.out_of_step,
         out_of_step.stopped_short,
-        p2p.messages_to_nobody,
         p2p.unmatched_messages,
         groups.new_group_not_by_all,
         groups.opposite_groups,

@@ -147,25 +147,8 @@ def plan_devices(
     `available` the existing GPUs; with `share_gpu` ranks may share one by NCCL; `for_gpus` says
     whether torch was built for them. Raises UsageMistake for options that cannot work.
     """
-    unknown = [gpu for gpu in gpus if gpu not in available]
-    if unknown:
-        there = ", ".join(available) if available else "none"
-        raise UsageMistake(
-            f"--gpus names GPU {unknown[0]}, but the GPUs here are: {there}. "
-            + ("Leave --gpus out." if not available else f"Try --gpus {','.join(available)}")
-        )
     init = f"%ddp_init --world-size {world_size}"
-    if device == "cpu" and (backend == "nccl" or share_gpu):
-        asked = "--backend nccl" if backend == "nccl" else "--share-gpu"
-        raise UsageMistake(
-            f"NCCL moves data between GPUs only, so {asked} cannot go with --device cpu. "
-            f"Type: {init} --backend gloo --device cpu"
-        )
-    if share_gpu and backend == "gloo":
-        raise UsageMistake(
-            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it. "
-            f"Type: {init} --backend gloo --device cuda"
-        )
+    _check_asked(init, device, backend, gpus, available, share_gpu=share_gpu)
     pool = list(gpus or available)
     missing = "none is visible here (nvidia-smi and CUDA_VISIBLE_DEVICES)"
     if pool and not for_gpus:
@@ -201,6 +184,36 @@ def plan_devices(
         f"NCCL all the same: {init} --share-gpu. On CPUs: {init} --device cpu"
     )
     return _on_gpus("gloo", pool, pins, (note,))
+
+
+def _check_asked(
+    init: str,
+    device: str,
+    backend: str,
+    gpus: Sequence[str],
+    available: Sequence[str],
+    *,
+    share_gpu: bool,
+) -> None:
+    """Raise UsageMistake for options that contradict each other, or name a GPU that is not here."""
+    unknown = [gpu for gpu in gpus if gpu not in available]
+    if unknown:
+        there = ", ".join(available) if available else "none"
+        raise UsageMistake(
+            f"--gpus names GPU {unknown[0]}, but the GPUs here are: {there}. "
+            + ("Leave --gpus out." if not available else f"Try --gpus {','.join(available)}")
+        )
+    if device == "cpu" and (backend == "nccl" or share_gpu):
+        asked = "--backend nccl" if backend == "nccl" else "--share-gpu"
+        raise UsageMistake(
+            f"NCCL moves data between GPUs only, so {asked} cannot go with --device cpu. "
+            f"Type: {init} --backend gloo --device cpu"
+        )
+    if share_gpu and backend == "gloo":
+        raise UsageMistake(
+            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it. "
+            f"Type: {init} --backend gloo --device cuda"
+        )
 
 
 _OF_NCCL = {

@@ -182,6 +182,12 @@ def is_private(folder: Path) -> bool:
     return private and status.st_uid == os.geteuid()
 
 
+def require_private(folder: Path) -> None:
+    """Raise PermissionError for a folder that `is_private` is not true of."""
+    if not is_private(folder):
+        raise PermissionError(f"others can enter {folder}, or it is another user's")
+
+
 def _locked(path: Path, *, exclusive: bool) -> int:
     """Return a descriptor that locks the file; -1 if it cannot be locked."""
     if sys.platform == "win32":

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.launch.session_folder import is_private
+from ddp_notebook.launch.session_folder import require_private
 from ddp_notebook.rank.component import Component
 
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
@@ -58,8 +58,7 @@ def is_mine(connection: socket.socket) -> bool:
 def connected(path: Path) -> socket.socket:
     """Return a connection, which does not block, to the process of this user's that listens at
     `path`. Raises OSError."""
-    if not is_private(path.parent):
-        raise PermissionError(f"others can enter {path.parent}, or it is theirs")
+    require_private(path.parent)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)  # its queue may be full, or it may be stopped
@@ -112,8 +111,7 @@ class ControlSocket(Component):
     def listen(self) -> None:
         """The same. Raises OSError: its folder is not there or not this user's alone, or the path
         is too long (not Linux)."""
-        if not is_private(self.path.parent):
-            raise PermissionError(f"others can enter {self.path.parent}, or it is theirs")
+        require_private(self.path.parent)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):

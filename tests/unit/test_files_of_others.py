@@ -159,7 +159,7 @@ def closed(path: Path, mode: int) -> None:
 
 UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "more.log": (lambda path: path.symlink_to("job.log"), "more.log: a link"),
-    "elsewhere.log": (lambda path: path.symlink_to("/root/secret"), "elsewhere.log: a link"),
+    "elsewhere.log": (lambda path: path.symlink_to("/elsewhere/secret"), "elsewhere.log: a link"),
     "pipe.log": (os.mkfifo, "pipe.log: a pipe, a socket or a device"),
     "socket.log": (socket_at, "socket.log: a pipe, a socket or a device"),
     "rank_1": (lambda path: sparse(path, b"\x80"), "rank_1, which has 214,748,364,800 bytes"),

@@ -209,21 +209,6 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
     return tuple(several), tuple(facts)
 
 
-def two_threads(context: Context, group: str) -> Iterator[Finding]:
-    """Find threads that use one group at the same time."""
-    ranks, facts = threads_of(context, group)
-    if facts:
-        yield Finding(
-            Category.MISMATCHED_ORDER,
-            ranks,
-            f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so it is "
-            f"left to chance which collectives meet",
-            GROUP_OF_EACH_THREAD,
-            context.victims,
-            facts,
-        )
-
-
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
     """Return the first two collectives of a rank that two of its threads ran at the same time."""
     last: Collective | None = None

@@ -29,10 +29,11 @@ from ddp_notebook.diagnosis.collectives.divergence import (
     missing_from,
 )
 from ddp_notebook.diagnosis.collectives.explain import (
+    GROUP_OF_EACH_THREAD,
     explain,
     left_by_exit,
+    threads_of,
     turn_of,
-    two_threads,
 )
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -75,7 +76,17 @@ def conflicts(context: Context) -> Iterator[Finding]:
     if explained or moves or not context.case.where(Activity.WAITING):
         return
     for group in sorted({record.group for record in context.graph.at.values()}):
-        yield from two_threads(context, group)
+        ranks, facts = threads_of(context, group)
+        if facts:
+            yield Finding(
+                Category.MISMATCHED_ORDER,
+                ranks,
+                f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so "
+                "it is left to chance which collectives meet",
+                GROUP_OF_EACH_THREAD,
+                context.victims,
+                facts,
+            )
 
 
 def out_of_step(context: Context) -> Iterator[Finding]:

@@ -52,27 +52,6 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def messages_to_nobody(context: Context) -> Iterator[Finding]:
-    """A send to a rank that there is not, or a recv from one: it can never be done.
-
-    torch checks neither: gloo waits for that rank until the timeout.
-    """
-    for rank in context.graph.stuck:
-        record = context.graph.at.get(rank)
-        if record is not None and wait_graph.addresses_nobody(context.case, record):
-            members = wait_graph.members(context.case, record.group)
-            yield Finding(
-                Category.P2P_MISMATCH,
-                (rank,),
-                f"{named(record)}: there is no rank {record.peer} in its group, which is "
-                f"{name_ranks(members)}",
-                "Count round where ranks form a ring: (rank + 1) % world_size. In a chain the "
-                "first rank receives nothing, and the last one sends nothing.",
-                context.victims,
-                (f"rank {rank}, {_message(record)}",),
-            )
-
-
 def _why(records: Collection[Collective]) -> tuple[str, str]:
     """Return what the ranks of a ring do, and the remedy; which of them is wrong is not judged."""
     operations = {record.operation for record in records}

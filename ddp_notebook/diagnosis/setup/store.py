@@ -365,7 +365,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             Category.UNREACHABLE_MASTER,
             tuple(sorted((*ranks, host.rank))),
             f"no rank gets an answer at {first.target}, not even rank {host.rank}, which opens the "
-            "store there: that address is none of its host's, or everything to it is dropped",
+            "store there: its host does not have that address, or everything sent to it is dropped",
             f"Set MASTER_ADDR to an address of rank {host.rank}'s host that the others reach.",
             case.waiting,
             (*evidence, f"rank {host.rank}: {host.network.probe.target}: no answer"),

@@ -18,7 +18,6 @@ _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 EXITS = ("exit", "_exit", "quit", "abort")
 """Functions that end the process."""
 _ENDS = (ast.Return, ast.Break, ast.Raise)
-_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
