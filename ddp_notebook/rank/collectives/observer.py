@@ -79,6 +79,8 @@ class Observer(Component):
         # falls out stays `issued` in the log: its end was not seen.
         self.pending: deque[tuple[int, Any]] = deque(maxlen=2048)
         """Number and work of each collective that was not seen to be done yet."""
+        self._left_open: Any = None
+        """The oldest work that an earlier run left open, as one that was interrupted; or None."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
@@ -132,6 +134,8 @@ class Observer(Component):
         """Forget the records of the last run."""
         self.run, self.exchanges = run.number, None
         self.call_sites.run_begins()
+        if self.pending and not self.is_blocked_since_before:
+            self._left_open = self.pending[0][1]
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -204,6 +208,13 @@ class Observer(Component):
             pass
         finally:
             self._settling.release()
+
+    @property
+    def is_blocked_since_before(self) -> bool:
+        """True while a collective that an earlier run left open is not done."""
+        if self._left_open is not None and _is_done(self._left_open):
+            self._left_open = None
+        return self._left_open is not None
 
     def waits_for(self) -> int | None:
         """The oldest collective that is not done yet; None for none."""
