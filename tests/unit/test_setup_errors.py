@@ -100,8 +100,8 @@ def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
 def test_what_others_hold_of_a_gpus_memory_is_said() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.00 GiB "
-        "of which 1.00 GiB is free. Process 4711 has 12.50 GiB memory in use. Including non-PyTorch "
-        "memory, this process has 1.49 GiB memory in use."
+        "of which 1.00 GiB is free. Process 4711 has 12.50 GiB memory in use. Including "
+        "non-PyTorch memory, this process has 1.49 GiB memory in use."
     )
     assert the_one(waiting(0), failed(1, text), waiting(2)).cause == (
         "its GPU has no memory left, of which others hold a part (Process 4711 has 12.50 GiB)"
