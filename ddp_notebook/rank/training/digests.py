@@ -49,24 +49,21 @@ def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
     if not gpu.is_readable(tensor):
         return None
     try:
-        return _digest(name, tensor.detach())
+        tensor = tensor.detach()
+        if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
+            return None
+        numel = tensor.numel()
+        if not numel:
+            return model.TensorDigest(name, 0)
+        hashed = ""
+        # Larger tensors, and those on a device, are described only by their norm and a sample.
+        if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
+            bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
+            hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
+        norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
+        return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
     except (RuntimeError, TypeError, NotImplementedError, ValueError):
         return None
-
-
-def _digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
-        return None
-    numel = tensor.numel()
-    if not numel:
-        return model.TensorDigest(name, 0)
-    hashed = ""
-    # Larger tensors, and those on a device, are described only by their norm and a sample.
-    if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
-        bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
-        hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
-    norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
-    return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
 
 
 def _sample(tensor: torch.Tensor) -> tuple[float | None, ...]:

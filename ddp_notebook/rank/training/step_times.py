@@ -68,11 +68,14 @@ class StepTimer:
             for kind, place in list(self.marks.places.items())
             if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
         }
+        # The cores that the main thread may use: affinity is each thread's own.
+        known = hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(os.getpid())) if known else ()
         return StepTimes(
             self.rank,
             self.observer.run,
             socket.gethostname(),
-            _cores(),
+            tuple(cores),
             key,
             tuple(rows),
             places,
@@ -90,12 +93,6 @@ class StepTimer:
         if not shapes or not groups or any(optimizer.on_device for optimizer in stepped):
             return ""
         return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
-
-
-def _cores() -> tuple[int, ...]:
-    """The cores that the main thread may use: affinity is each thread's own."""
-    known = hasattr(os, "sched_getaffinity")
-    return tuple(sorted(os.sched_getaffinity(os.getpid()))) if known else ()
 
 
 def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[TimedStep]:

@@ -299,22 +299,17 @@ class Gradients:
         return pending
 
     def _values(self) -> list[list[float]]:
-        return [
-            _few_values(parameter.grad) if (parameter := ref()) is not None else []
-            for ref in self._some
-        ]
-
-
-def _few_values(gradient: Any) -> list[float]:
-    """Eight values at most, evenly spread; empty if they cannot be read without waiting."""
-    local = fsdp_private.local_part(gradient) if gradient is not None else None
-    if local is None or local.layout is not torch.strided or not local.is_contiguous():
-        return []
-    if not gpu.is_readable(local):
-        return []
-    flat = local.view(-1)
-    values: list[float] = flat[:: max(1, flat.numel() // 8)][:8].tolist()
-    return values
+        """Of each gradient eight values at most; none if it cannot be read without waiting."""
+        values: list[list[float]] = []
+        for ref in self._some:
+            gradient = parameter.grad if (parameter := ref()) is not None else None
+            local = fsdp_private.local_part(gradient) if gradient is not None else None
+            values.append([])
+            plain = local is not None and local.layout is torch.strided and local.is_contiguous()
+            if local is not None and plain and gpu.is_readable(local):
+                flat = local.view(-1)
+                values[-1] = flat[:: max(1, flat.numel() // 8)][:8].tolist()
+        return values
 
 
 def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:
@@ -331,11 +326,6 @@ def _factor(before: list[list[float]], after: list[list[float]]) -> float | None
     low, high = min(ratios), max(ratios)
     alike = high - low <= 1e-4 * max(abs(low), abs(high))  # False for what is not a number
     return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
-
-
-def _has_no_gradient(groups: Any) -> bool:
-    """Return whether no parameter has one. Nearly always the first has, and ends the search."""
-    return all(each.grad is None for group in groups for each in group["params"])
 
 
 class TrackedOptimizer(_Loaded):
@@ -392,7 +382,8 @@ class TrackedOptimizer(_Loaded):
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to make a step."""
         groups, split = optimizer.param_groups, self._tracker.split
-        self.idle_steps += _has_no_gradient(groups)
+        # Nearly always the first parameter has a gradient, and ends the search.
+        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
                 self._begin_with(groups)
@@ -443,7 +434,14 @@ class TrackedOptimizer(_Loaded):
     def _look_for_idle(self) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self._looks += 1
-        self.idle = [ref for ref in self.idle if self._is_idle(ref)]
+        idle, self.idle = self.idle, []
+        for ref in idle:
+            parameter = ref()
+            if parameter is not None and (
+                parameter.grad is None
+                or self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
+            ):
+                self.idle.append(ref)
         if self._looks == _STEPS_TO_BE_IDLE:
             held = set().union(*(each.holds() for each in self._tracker.optimizers.values()))
             self.unheld = self._held_by_none(held)[:MOST_NAMES]
@@ -494,12 +492,6 @@ class TrackedOptimizer(_Loaded):
         left = ((number, _some_values(each.grad)) for number, each in found if each is not None)
         self._left_gradients = {number: values for number, values in left if values}
 
-    def _is_idle(self, ref: weakref.ref[torch.Tensor]) -> bool:
-        parameter = ref()
-        if parameter is None or parameter.grad is None:
-            return parameter is not None
-        return self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
-
     def holds(self) -> set[int]:
         """The ids of the optimizer's parameters."""
         optimizer = self.ref()
@@ -525,13 +517,6 @@ class TrackedOptimizer(_Loaded):
 
 
 # -- all of them -----------------------------------------------------------------------
-
-
-def _value_of(loss: Any) -> float | None:
-    """Return the value of a loss; None on a device, where to read it would wait, and for others."""
-    if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1:
-        return float(loss.item())
-    return None
 
 
 _MOST = 32
@@ -632,10 +617,12 @@ class Tracker:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
-        value = _value_of(loss)
+        value = None
+        if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1:
+            value = float(loss.item())
+            if self.nan_backward is None and not math.isfinite(value):
+                self._is_bad(number, "the loss")
         self.split.backward(number, value)
-        if value is not None and self.nan_backward is None and not math.isfinite(value):
-            self._is_bad(number, "the loss")
 
     def backward_over(self) -> None:
         """A backward has ended well."""
