@@ -158,27 +158,22 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     phase = "paused" if not collective.over else collective.phase
     phase = "freed" if collective.call.freed else phase
     name = f"{collective.operation} ({phase})" if named else collective.operation
-    begin_ns = collective.issued_ns
-    end_ns = collective.done_ns if collective.done_ns else axis.end_ns
-    return _Slice(name, "collective", begin_ns, max(end_ns, begin_ns), _known_of(collective))
-
-
-def _known_of(collective: Collective) -> dict[str, Any]:
-    """Return what is shown of a collective. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,
         "shape": list(collective.shape),
         **{name: getattr(collective, name) for name in _SHOWN},
-        "part of DDP": collective.part.value if collective.part is not None else "",
-        "place": str(place) if place is not None else "",
-        "line": place.text if place is not None else "",
+        "part of DDP": getattr(collective.part, "value", ""),
+        "place": "" if place is None else str(place),
+        "line": getattr(place, "text", ""),
         "freed": "no rank waits for it any more" if collective.call.freed else "",
+        "unfinished": None if collective.over else True,
     }
+    # What is unknown of it is left out.
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
-    if not collective.over:
-        known["unfinished"] = True
-    return known
+    begin_ns = collective.issued_ns
+    end_ns = max(collective.done_ns or axis.end_ns, begin_ns)
+    return _Slice(name, "collective", begin_ns, end_ns, known)
 
 
 # -- setup and cells ----------------------------------------------------------------------

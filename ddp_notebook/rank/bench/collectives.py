@@ -239,7 +239,15 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
     times = torch.tensor(times_ns, dtype=torch.int64, device=bench.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     slowest_ns = [int(t) for t in times.tolist()]
-    issue_ns = _time_issue(operation.calls[0], 1 if min(slowest_ns) > 10_000_000 else 3)
+    # How long this rank takes to issue its part. A collective ends at the same time on every rank,
+    # whichever is late: while the late rank has not begun, the others already wait.
+    issue_ns = []
+    for _ in range(1 if min(slowest_ns) > 10_000_000 else 3):
+        started_ns = time.perf_counter_ns()
+        work = operation.calls[0](async_op=True)
+        issue_ns.append(time.perf_counter_ns() - started_ns)
+        if work is not None:
+            work.wait()
     wrong += operation.left()
     schedule.times_ns[item].append(slowest_ns)
     return {
@@ -318,20 +326,3 @@ def stamp_on_gpu(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-def _time_issue(call: Call, iterations: int) -> list[int]:
-    """Return how long this rank takes to issue its part of each collective, in nanoseconds.
-
-    A collective ends at the same time on every rank, whichever is late. The time to issue it is the
-    difference: while the late rank has not begun, the others already wait.
-    """
-    clock = time.perf_counter_ns
-    took = []
-    for _ in range(iterations):
-        started = clock()
-        work = call(async_op=True)
-        took.append(clock() - started)
-        if work is not None:
-            work.wait()
-    return took

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,16 +62,6 @@ def _front(buffer: torch.Tensor, count: int, dtype: torch.dtype, number: int) ->
     return buffer[number * size : (number + 1) * size].view(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The origin of elements of a result: those of `rank` (None: the sum over all ranks) from
-    `start` on, at most `count`."""
-
-    rank: int | None
-    start: int
-    count: int = _PIECE
-
-
 class Operation:
     """One operation on tensors of one size, in one group. `rank` is that in the group."""
 
@@ -110,7 +99,15 @@ class Operation:
             piece.copy_(self._values(self._rank, start, piece.numel()))
         self.calls[0]()
         result = self._sent[0] if self._op.in_place else self._received[0]
-        wrong = sum(self._wrong(piece, start) for piece, start in _pieces(result))
+        wrong = 0
+        for piece, start in _pieces(result):
+            at, end = start, start + piece.numel()
+            while at < end:
+                rank, first, most = self._source(at)
+                count = min(most, end - at)
+                got, expected = piece[at - start :][:count], self._values(rank, first, count)
+                wrong += int(torch.count_nonzero(got != expected))
+                at += count
         self._clear()
         return wrong
 
@@ -129,30 +126,22 @@ class Operation:
         for tensor in (*self._sent, *self._received):
             tensor.zero_()
 
-    def _wrong(self, piece: torch.Tensor, start: int) -> int:
-        """The number of wrong elements in a piece of the result that begins at element `start`."""
-        wrong, at, end = 0, start, start + piece.numel()
-        while at < end:
-            source = self._source(at)
-            count = min(source.count, end - at)
-            expected = self._values(source.rank, source.start, count)
-            wrong += int(torch.count_nonzero(piece[at - start : at - start + count] != expected))
-            at += count
-        return wrong
+    def _source(self, at: int) -> tuple[int | None, int, int]:
+        """Where element `at` of this rank's result comes from, by what the operation must give.
 
-    def _source(self, at: int) -> Source:
-        """Where element `at` of this rank's result comes from, by what the operation must give."""
+        The rank (None for the sum over all), the first of its elements, and how many follow it.
+        """
         name, own = self._op.name, self._rank * self._share
         if name == "all_reduce":
-            return Source(None, at)
+            return None, at, _PIECE
         if name == "broadcast":
-            return Source(0, at)
+            return 0, at, _PIECE
         if name == "reduce_scatter":
-            return Source(None, own + at)
+            return None, own + at, _PIECE
         # Of all_gather and all_to_all each rank's share lies behind that of the rank before: the
         # share that it has, or of the exchanged ones that which is meant for this rank.
         rank, start = divmod(at, self._share)
-        return Source(rank, start + (own if name == "all_to_all" else 0), self._share - start)
+        return rank, start + (own if name == "all_to_all" else 0), self._share - start
 
     def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
         """Return what `rank` sends, or the sum of all, from `start` on; at most `_PIECE`."""

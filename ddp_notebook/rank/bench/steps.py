@@ -76,8 +76,7 @@ class StepsBench:
         whose own forward or backward calls collectives.
         """
         self._ready = None
-        with self._at_work():
-            return self._answer(lambda: self._prepare(request))
+        return self._answer(lambda _stopped: self._prepare(request))
 
     def measure(self, request: StepsMeasurement) -> Answer:
         """Measure the prepared model with these batches. All ranks must call it.
@@ -88,8 +87,8 @@ class StepsBench:
         ready, self._ready = self._ready, None
         if ready is None:
             return RankFailure("error", "nothing was prepared")
-        with self._at_work() as stopped, self._observer.suspended():
-            return self._answer(lambda: self._measure(*ready, request, stopped))
+        with self._observer.suspended():
+            return self._answer(lambda stopped: self._measure(*ready, request, stopped))
 
     def forget(self, _: Nothing) -> None:
         """Release the prepared model."""
@@ -157,58 +156,49 @@ class StepsBench:
         with groups_of(request.members, request.number) as (some, _):
             # DDP takes all ranks' group as torch names it.
             group = some if len(request.members) < dist.get_world_size() else dist.group.WORLD
-            plan = replace(plan, batches=request.batches)
-            return self._time_blocks(_Run(plan, model, feed, stopped, group), alone=request.alone)
-
-    def _time_blocks(self, run: _Run, *, alone: bool) -> Answer:
-        planned = run.plan.schedule(run.ranks)
-        schedule = [block for block in planned if alone or block.kind != "alone"]
-        started, finished, done = machine.Meter.read(), True, 0
-        with _little_garbage():
-            try:
-                for done, block in enumerate(schedule):
-                    if done and block.round != schedule[done - 1].round and run.is_spent():
-                        break
-                    run.left = len(schedule) - done
-                    record = run.block(block)
-                    if record is None:
-                        finished = False
-                        break
-                    told = {"block": block.number, **asdict(block), **record}
-                    total = len(schedule)
-                    self._sender.emit(
-                        Progress, task="steps", done=done + 1, total=total, value=told
-                    )
-                else:
-                    done = len(schedule)
-            finally:
-                run.unwrap()
-                self._sender.flush()
-        spent = started.until(machine.Meter.read())
-        return {"finished": finished, "blocks": done, **spent}
+            run = _Run(replace(plan, batches=request.batches), model, feed, stopped, group)
+            planned = run.plan.schedule(run.ranks)
+            schedule = [block for block in planned if request.alone or block.kind != "alone"]
+            started, finished, done = machine.Meter.read(), True, 0
+            with _little_garbage():
+                try:
+                    for done, block in enumerate(schedule):
+                        if done and block.round != schedule[done - 1].round and run.is_spent():
+                            break
+                        run.left = len(schedule) - done
+                        record = run.block(block)
+                        if record is None:
+                            finished = False
+                            break
+                        told = {"block": block.number, **asdict(block), **record}
+                        total = len(schedule)
+                        self._sender.emit(
+                            Progress, task="steps", done=done + 1, total=total, value=told
+                        )
+                    else:
+                        done = len(schedule)
+                finally:
+                    run.unwrap()
+                    self._sender.flush()
+            spent = started.until(machine.Meter.read())
+            return {"finished": finished, "blocks": done, **spent}
 
     # -- around it -----------------------------------------------------------------------
 
-    def _answer(self, work: Callable[[], Answer]) -> Answer:
-        """The result of `work`, or its exception as a failure: the session waits for an answer."""
-        try:
-            with self._hooks.suspended(), _random_kept(), torch.enable_grad():
-                return work()
-        except Exception as error:  # noqa: BLE001  # the user's model may raise anything
-            kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
-            known = isinstance(error, Unusable)
-            return RankFailure(kind, str(error) if known else subject.on_a_line(error))
+    def _answer(self, work: Callable[[Callable[[], bool]], Answer]) -> Answer:
+        """The result of `work`, or its exception as a failure: the session waits for an answer.
 
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[Callable[[], bool]]:
-        """Within, the board shows what the rank does; the value tells of an interrupt.
-
-        An interrupt is only noted: ranks that stopped at different points would wait for each
-        other.
+        Meanwhile the board shows what the rank does. `work` gets what tells of an interrupt, which
+        is only noted: ranks that stopped at different points would wait for each other.
         """
-        doing = "%ddp_bench: training steps"
-        with interrupts_noted() as stopped, self._sender.at_work(doing):
-            yield stopped
+        with interrupts_noted() as stopped, self._sender.at_work("%ddp_bench: training steps"):
+            try:
+                with self._hooks.suspended(), _random_kept(), torch.enable_grad():
+                    return work(stopped)
+            except Exception as error:  # noqa: BLE001  # the user's model may raise anything
+                kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
+                known = isinstance(error, Unusable)
+                return RankFailure(kind, str(error) if known else subject.on_a_line(error))
 
 
 @contextlib.contextmanager

@@ -125,17 +125,13 @@ def _variables(code: CodeType) -> list[_Variable]:
         elif stores and instruction.opname == "UNPACK_SEQUENCE":
             stores = instruction.arg or 0
         elif stores and instruction.opname.startswith("STORE_"):
-            variables += [_Variable(name, begin, end) for name in _stored(instruction.argval)]
+            stored = instruction.argval
+            names = stored if isinstance(stored, tuple) else (stored,)  # 3.13 stores two at once
+            variables += [_Variable(name, begin, end) for name in names if isinstance(name, str)]
             stores -= 1
         elif instruction.opname not in _BETWEEN_STORES:
             stores = 0
     return variables[:12]
-
-
-def _stored(value: object) -> list[str]:
-    """The names of a STORE_ instruction; some of Python 3.13 store two at once."""
-    many = value if isinstance(value, tuple) else (value,)
-    return [name for name in many if isinstance(name, str)]
 
 
 def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:

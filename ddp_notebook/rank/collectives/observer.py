@@ -387,17 +387,14 @@ class _Making:
             # What fails here must do so before the place of `inner` is taken: it is used then.
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
         group = self.observer.observed(inner, new)
-        if self.guard is not None:
-            group.ddp_notebook_group.checks[0] = self.guard.check
-        group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
-        return group
-
-    def _exchanges(self, group: Group) -> Exchanges:
-        new, folder = self.new, self.observer.process.folder
+        made, folder = group.ddp_notebook_group, self.observer.process.folder
         if self.guard is None:
-            return NotedExchanges(folder / SPLITS, group.members, group.title)
-        where = (self.guard.name, new.store, new.name, new.rank or 0)
-        return ComparedExchanges(folder, *where, group.members, group.title)
+            made.exchanges = NotedExchanges(folder / SPLITS, made.members, made.title)
+        else:
+            made.checks[0] = self.guard.check
+            where = (self.guard.name, new.store, new.name, new.rank or 0)
+            made.exchanges = ComparedExchanges(folder, *where, made.members, made.title)
+        return group
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
