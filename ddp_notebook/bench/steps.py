@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from ddp_notebook.bench.result import Trust
@@ -107,23 +107,19 @@ class StepPlan:
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         blocks: list[Block] = []
         for number in range(self.rounds):
-            groups = self._groups(order, world_size)
+            # Each group has one DDP object: making one takes longer than a short step.
+            groups = [
+                [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
+                for bucket in self.buckets
+                for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
+            ]
+            groups += [[("alone", batch, "")] for batch in self.batches]
+            groups = order.sample(groups, k=len(groups))
             if not number:  # the most important results come first and survive an interrupt
                 groups.sort(key=lambda group: group[0][0] != "plain")
-            for kind, batch, bucket in (each for group in groups for each in group):
+            for kind, batch, bucket in chain.from_iterable(groups):
                 blocks.append(Block(kind, len(blocks), number, batch, bucket))
         return tuple(blocks)
-
-    def _groups(self, order: random.Random, world_size: int) -> list[list[tuple[str, int, str]]]:
-        """Return the blocks of one round, shuffled: each group has one DDP object."""
-        # Making one takes longer than a short step.
-        groups = [
-            [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
-            for bucket in self.buckets
-            for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
-        ]
-        groups += [[("alone", batch, "")] for batch in self.batches]
-        return order.sample(groups, k=len(groups))
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
@@ -268,15 +264,6 @@ Record = Mapping[str, Any]
 """One rank's measurements of one block, as `rank.bench.steps` gives it."""
 
 
-def _of_all_ranks(per_rank: Sequence[Sequence[Record]]) -> list[list[Record]]:
-    """The blocks that every rank has, each with the ranks' records of it."""
-    # The time of a step is that of its slowest rank, and without that rank's record it would be
-    # too short.
-    by_number = [{record["block"]: record for record in records} for records in per_rank]
-    numbers = set.intersection(*map(set, by_number)) if by_number else set()
-    return [[records[number] for records in by_number] for number in sorted(numbers)]
-
-
 def summarise(
     about: StepBenchResult, per_rank: Sequence[Sequence[Record]], *, rounds: int
 ) -> StepBenchResult:
@@ -285,7 +272,11 @@ def summarise(
     A block that one rank lacks, because it was stopped or died, is left out for all ranks.
     `rounds` are those of the plan: the budget may end before.
     """
-    blocks = _of_all_ranks(per_rank)
+    # The time of a step is that of its slowest rank, and without that rank's record it would be
+    # too short.
+    by_number = [{record["block"]: record for record in records} for records in per_rank]
+    numbers = set.intersection(*map(set, by_number)) if by_number else set()
+    blocks = [[records[number] for records in by_number] for number in sorted(numbers)]
     kinds: dict[str, dict[Any, list[list[Record]]]] = {"plain": {}, "hooked": {}, "alone": {}}
     for block in blocks:
         bucket = block[0].get("bucket", "")

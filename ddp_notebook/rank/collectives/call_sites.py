@@ -238,26 +238,16 @@ class CallSites:
         else:
             site.variables = ()
             return ""
+        holding = _at_holders(frame, site.holders)
+        if not holding:
+            # Where they are is remembered: each collective of a loop asks.
+            found = [each for each in self._innermost(frame) if each[1].variables]
+            site.holders = tuple((hops, code) for hops, code, _ in found)
+            holding = [(code, users) for _, code, users in found]
         texts: list[str] = []
-        for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
+        for code, users in holding:
             _read_variables(code, users, texts)
         return " ".join(dict.fromkeys(texts))[:60]
-
-    def _find_holders(
-        self, frame: FrameType | None, site: CallSite
-    ) -> list[tuple[_Code, FrameType]]:
-        """Looks at each frame. Where they are is remembered: each collective of a loop asks."""
-        found = [(self._code(outer), outer) for outer in self._innermost(frame)]
-        found = [(code, outer) for code, outer in found if code.variables]
-        wanted = {id(outer): code for code, outer in found}
-        holders: list[tuple[int, _Code]] = []
-        hops = 0
-        while frame is not None and len(holders) < len(wanted):
-            if id(frame) in wanted:
-                holders.append((hops, wanted[id(frame)]))
-            frame, hops = frame.f_back, hops + 1
-        site.holders = tuple(holders)
-        return found
 
     def users_path(self, frame: FrameType | None) -> tuple[Place, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
@@ -311,7 +301,11 @@ class CallSites:
                 self._engine = frame.f_code
             ends = code.ends
             frame = frame.f_back
-        thread = 0 if ends or begin is None else self._thread()
+        # The number of this thread among those that call collectives; 0 for the main thread.
+        thread, ident = 0, threading.get_ident()
+        if begin is not None and not ends and ident != threading.main_thread().ident:
+            # Threads that have a number of their own; the rest share the last number.
+            thread = self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
         if thread:
             key.append(-thread)
         site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part, thread)
@@ -337,14 +331,6 @@ class CallSites:
         if first.is_operator:
             return Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY
         return Caller.USER if code.users else Caller.LIBRARY
-
-    def _thread(self) -> int:
-        """The number of this thread among those that call collectives; 0 for the main thread."""
-        ident = threading.get_ident()
-        if ident == threading.main_thread().ident:
-            return 0
-        # Threads that have a number of their own; the rest share the last number.
-        return self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
 
     def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
         """True when `near` called `frame`, a function of torch's, through its wrapper alone.
@@ -398,22 +384,22 @@ class CallSites:
         """The variables for that where the innermost user frames stand."""
         return tuple(
             variable
-            for users in self._innermost(frame)
-            for variable in self._code(users).variables
+            for _, code, users in self._innermost(frame)
+            for variable in code.variables
             if variable.begin <= users.f_lasti <= variable.end
         )
 
-    def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
-        seen = 0
-        # How many user frames, from the innermost on, are looked at for the name of a metric.
+    def _innermost(self, frame: FrameType | None) -> Iterator[tuple[int, _Code, FrameType]]:
+        """The user frames that are looked at for the name of a metric, and how far out they are."""
+        hops = seen = 0
         while frame is not None and seen < 3:
             code = self._code(frame)
             if code.users:
                 seen += 1
-                yield frame
+                yield hops, code, frame
             if code.ends:
                 return
-            frame = frame.f_back
+            frame, hops = frame.f_back, hops + 1
 
 
 def _as_lately(

@@ -50,7 +50,7 @@ class TrainingHooks(Component):
     marks: StepMarks
 
     def __post_init__(self) -> None:
-        self._patches = Patches(self._off, self._disable)
+        self._patches = Patches(self._off, self.tracker.disable)
 
     def attach(self) -> None:
         """Count everything from now on."""
@@ -144,10 +144,6 @@ class TrainingHooks(Component):
         return tuple(left)
 
     # -- failing, and being off ------------------------------------------------------------
-
-    def _disable(self, error: Exception) -> None:
-        self.tracker.disable(error)
-        self.observer.on_bucket = lambda args: None
 
     def _off(self) -> bool:
         # A compiler that traces through must not see the counters: it would compile them in.
