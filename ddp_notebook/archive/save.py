@@ -40,7 +40,10 @@ def saved_run(
     checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     if case is not None:
-        case = _with_sources_in_use(case)
+        # Only the files that ranks were seen in: beside a script lies much else.
+        paths = [record.path for issued in case.collectives.of.values() for record in issued]
+        seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
+        case = replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
     collectives = case.collectives if case is not None else None
     diagnosis = diagnose_run(case) if case is not None else None
     # What post-run checks alone have found stands on more than the case.
@@ -64,13 +67,6 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
-
-
-def _with_sources_in_use(case: Case) -> Case:
-    """Return the case with the files that ranks were seen in: beside a script lies much else."""
-    paths = [record.path for issued in case.collectives.of.values() for record in issued]
-    seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
-    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 def _versions(case: Case | None) -> dict[str, str]:

@@ -311,6 +311,8 @@ def _point(
     hooked: Sequence[Sequence[Record]],
     alone: Sequence[Sequence[Record]],
 ) -> StepPoint:
+    import numpy as np  # late: it is loaded only where something was measured
+
     bucket, batch = key
     sync_ns = [sum(parts) for block in plain for parts in _slowest(block, "sync")]
     local = [parts for block in plain for parts in _slowest(block, "local")]
@@ -323,6 +325,11 @@ def _point(
     overlapped_ns = [min(step) for block in hooked for step in _beside(block, "overlapped")]
     step, still = statistics.median(sync_ns), statistics.median(local_ns)
     forward, backward, optimizer = middle_parts(local)
+    # The interval of the difference of the medians, by bootstrap. The seed is of the data, so that
+    # a run that is saved and read again has the same.
+    draw = np.random.default_rng(len(sync_ns))
+    medians = [np.median(draw.choice(t, (400, len(t))), axis=1) for t in (sync_ns, local_ns)]
+    low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
     return StepPoint(
         batch=batch,
         bucket=bucket,
@@ -333,7 +340,7 @@ def _point(
         backward_us=backward / 1e3,
         optimizer_us=optimizer / 1e3,
         exposed_us=(step - still) / 1e3,
-        exposed_interval_us=_interval_us(sync_ns, local_ns),
+        exposed_interval_us=(float(low), float(high)),
         alone_us=(statistics.median(alone_ns) if alone_ns else still) / 1e3,
         world_size=len(plain[0]),
         overlapped_us=statistics.median(overlapped_ns) / 1e3 if overlapped_ns else None,
@@ -361,17 +368,6 @@ def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
     outside = 2 * len(ordered) // 5
     middle = ordered[outside : len(ordered) - outside]
     return [statistics.fmean(parts) for parts in zip(*middle, strict=True)]
-
-
-def _interval_us(one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-    """95 % interval of the difference of the medians, by bootstrap."""
-    import numpy as np  # late: it is loaded only where something was measured
-
-    # The seed is of the data, so that a run that is saved and read again has the same interval.
-    draw = np.random.default_rng(len(one))
-    medians = [np.median(draw.choice(times, (400, len(times))), axis=1) for times in (one, other)]
-    low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
-    return float(low), float(high)
 
 
 def break_even(points: Sequence[StepPoint]) -> float | None:

@@ -312,7 +312,15 @@ class CallSites:
         site.caller = caller
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
-            wrapped = self._only_wrapped(begin, near)
+            # True when `near` called torch's function through its wrapper alone. Then the wrapper need
+            # not be looked at: there is no other way from the one to the other.
+            between = begin.f_back
+            wrapped = (
+                between is not None
+                and between.f_back is near
+                and bool(self._code(begin).api)
+                and between.f_globals.get("__name__") == _WRAPPERS
+            )
             # The first two are torch's function and its wrapper. Behind a wrapper `_as_lately`
             # begins at `near`, so they are left out.
             known_frames = tuple(seen[2:] if wrapped else seen)
@@ -331,19 +339,6 @@ class CallSites:
         if first.is_operator:
             return Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY
         return Caller.USER if code.users else Caller.LIBRARY
-
-    def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
-        """True when `near` called `frame`, a function of torch's, through its wrapper alone.
-
-        So the wrapper need not be looked at: there is no other way from the one to the other.
-        """
-        between = frame.f_back
-        return (
-            between is not None
-            and between.f_back is near
-            and bool(self._code(frame).api)
-            and between.f_globals.get("__name__") == _WRAPPERS
-        )
 
     def run_begins(self) -> None:
         """Forget the code of earlier cells from time to time."""

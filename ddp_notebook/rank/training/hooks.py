@@ -204,7 +204,9 @@ class TrainingHooks(Component):
         if replica is None or tracker.broken:  # the hook asks the compiler itself
             return
         if torch.is_grad_enabled():
-            tracker.bypass(replica)
+            # It may come through the wrapper.
+            if not replica.inside and replica.ref() is not None:
+                replica.bypass()
             self.marks.mark(step_marks.INNER)
         elif not replica.inside:
             current = self.samplers.current

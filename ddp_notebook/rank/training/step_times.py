@@ -37,10 +37,7 @@ _OWN = {
     step_marks.STEPPED: StepPart.LOOP,
 }
 """The part of the step that a mark of each kind begins."""
-_WAITS = {
-    (step_marks.BUCKET, step_marks.REDUCED),
-    (step_marks.FORWARD, step_marks.INNER),
-}
+_WAITS = {(step_marks.BUCKET, step_marks.REDUCED), (step_marks.FORWARD, step_marks.INNER)}
 """Between two such marks DDP waits for the others: for gradients, or for rank 0's buffers."""
 _LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 """Between two such marks are steps that were not marked."""

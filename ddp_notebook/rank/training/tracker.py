@@ -598,11 +598,6 @@ class Tracker:
         replica = self.modules.get(id(module))
         return replica if replica is not None and replica.module() is module else None
 
-    def bypass(self, replica: Replica) -> None:
-        """A forward of the module inside begins; it may come through the wrapper."""
-        if not replica.inside and replica.ref() is not None:
-            replica.bypass()
-
     def backward(self, loss: Any) -> None:
         """A backward of `loss` begins."""
         # In each backward of the user's: cheap things first, and nothing that waits for a device.
