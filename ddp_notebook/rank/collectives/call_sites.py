@@ -312,7 +312,7 @@ class CallSites:
         site.caller = caller
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
-            # True when `near` called torch's function through its wrapper alone. Then the wrapper need
+            # True when `near` called torch's function through its wrapper alone. Then that need
             # not be looked at: there is no other way from the one to the other.
             between = begin.f_back
             wrapped = (
