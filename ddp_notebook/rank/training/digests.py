@@ -69,8 +69,14 @@ def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
 def _sample(tensor: torch.Tensor) -> tuple[float | None, ...]:
     if not tensor.is_contiguous():  # reshape would copy it
         return ()
-    values = map(float, tensor.reshape(-1)[:: max(1, tensor.numel() // 4)][:4].tolist())
+    values = map(float, spread(tensor, 4))
     return tuple(short(value) if math.isfinite(value) else None for value in values)
+
+
+def spread(tensor: torch.Tensor, most: int) -> list[Any]:
+    """At most so many of a contiguous tensor's values, evenly spread over it."""
+    values: list[Any] = tensor.view(-1)[:: max(1, tensor.numel() // most)][:most].tolist()
+    return values
 
 
 def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:

@@ -74,8 +74,7 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     """Sixteen values at most, evenly spread; empty if they cannot be read."""
     if parameter is None or not _is_plain(parameter):
         return ()
-    flat = parameter.detach().view(-1)
-    return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())
+    return tuple(digests.spread(parameter.detach(), 16))
 
 
 class _Loaded:
@@ -305,10 +304,8 @@ class Gradients:
             gradient = parameter.grad if (parameter := ref()) is not None else None
             local = fsdp_private.local_part(gradient) if gradient is not None else None
             values.append([])
-            plain = local is not None and local.layout is torch.strided and local.is_contiguous()
-            if local is not None and plain and gpu.is_readable(local):
-                flat = local.view(-1)
-                values[-1] = flat[:: max(1, flat.numel() // 8)][:8].tolist()
+            if local is not None and local.layout is torch.strided and local.is_contiguous():
+                values[-1] = digests.spread(local, 8)
         return values
 
 
@@ -578,7 +575,7 @@ class Tracker:
         if len(self.replicas) >= _MOST:
             self.replicas.pop(next(iter(self.replicas)))
         found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self.call_sites)
-        self.modules[id(found.module())] = found
+        self.modules = {id(r.module()): r for r in self.replicas.values()}
         return found
 
     def _archive(self, replica: Replica) -> None:
