@@ -431,14 +431,15 @@ class TrackedOptimizer(_Loaded):
     def _look_for_idle(self) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self._looks += 1
-        idle, self.idle = self.idle, []
-        for ref in idle:
+        idle = []
+        for ref in self.idle:
             parameter = ref()
             if parameter is not None and (
                 parameter.grad is None
                 or self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
             ):
-                self.idle.append(ref)
+                idle.append(ref)
+        self.idle = idle
         if self._looks == _STEPS_TO_BE_IDLE:
             held = set().union(*(each.holds() for each in self._tracker.optimizers.values()))
             self.unheld = self._held_by_none(held)[:MOST_NAMES]
