@@ -46,6 +46,15 @@ class _Entry:
             return Moment(self.at_ns, state=self.what)
         return Moment(self.at_ns, event=self.what, until_ns=self.until_ns)
 
+    def is_continued_by(self, later: _Entry) -> bool:
+        """True of signs of life that say the same: they are one entry with an end."""
+        one, other = self.what, later.what
+        if not isinstance(one, Pulse) or not isinstance(other, Pulse):
+            return False
+        # Further apart they are a silence, and kept as two.
+        near = later.at_ns - max(self.at_ns, self.until_ns) < 1_500_000_000
+        return near and (one.doing, one.cell) == (other.doing, other.cell)
+
 
 @dataclass(slots=True)
 class _Chapter:
@@ -87,12 +96,14 @@ class History:
                 self._outputs.append(_shortened(event, at_ns))
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
-            # Signs of life that say the same are one entry with an end.
-            elif isinstance(event, Pulse):
-                self._sign(event, at_ns)
             else:
-                self._signs.pop(event.rank, None)
-                self._add(_Entry(at_ns, event))
+                last, entry = self._signs.pop(event.rank, None), _Entry(at_ns, event)
+                if last is not None and last.is_continued_by(entry):
+                    last.until_ns, entry = at_ns, last
+                else:
+                    self._add(entry)
+                if isinstance(event, Pulse):
+                    self._signs[event.rank] = entry
 
     def kept(self) -> Kept:
         """Return all that is left, oldest first."""
@@ -104,18 +115,6 @@ class History:
             self._dropped,
             self._written - len(self._outputs),
         )
-
-    def _sign(self, pulse: Pulse, at_ns: int) -> None:
-        last = self._signs.get(pulse.rank)
-        if last is not None and isinstance(last.what, Pulse):
-            same = (last.what.doing, last.what.cell) == (pulse.doing, pulse.cell)
-            # Signs of life further apart are a silence, and kept as two.
-            if same and at_ns - max(last.at_ns, last.until_ns) < 1_500_000_000:
-                last.until_ns = at_ns
-                return
-        entry = _Entry(at_ns, pulse)
-        self._add(entry)
-        self._signs[pulse.rank] = entry
 
     def _add(self, entry: _Entry) -> None:
         self._chapters[-1].entries.append(entry)

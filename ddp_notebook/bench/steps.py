@@ -10,7 +10,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -418,8 +418,31 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
 
 def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     """Return the badge, and every reason why it is not better, worst first."""
-    load = from_load(result.world_size, result.cores, result.others_cpu)
-    return worst_first([*load, *_from_points(result.points)])
+    judged = [*from_load(result.world_size, result.cores, result.others_cpu)]
+    points = result.points
+    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
+    if impossible:
+        reason = (
+            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
+            "one of all ranks, which cannot be: something else slowed it down, so there is no "
+            "efficiency to tell"
+        )
+        judged.append((Trust.NOISY, reason))
+    few = [p for p in points if len(p.times_us) < 8]
+    if few:
+        reason = (
+            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
+            "the budget ended. A larger --budget helps"
+        )
+        judged.append((Trust.FAIR, reason))
+    spread = _spread([p for p in points if p not in few])
+    if spread > 0.15:
+        reason = (
+            f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
+            "their median"
+        )
+        judged.append((Trust.NOISY if spread > 0.3 else Trust.FAIR, reason))
+    return worst_first(judged)
 
 
 def _spread(points: Sequence[StepPoint]) -> float:
@@ -427,28 +450,3 @@ def _spread(points: Sequence[StepPoint]) -> float:
     quarters = [statistics.quantiles(p.times_us, n=4) for p in points]
     spreads = [(high - low) / 2 / middle for low, middle, high in quarters if middle > 0]
     return statistics.median(spreads) if spreads else 0.0
-
-
-def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
-    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
-    if impossible:
-        yield (
-            Trust.NOISY,
-            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
-            "one of all ranks, which cannot be: something else slowed it down, so there is no "
-            "efficiency to tell",
-        )
-    few = [p for p in points if len(p.times_us) < 8]
-    if few:
-        yield (
-            Trust.FAIR,
-            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
-            "the budget ended. A larger --budget helps",
-        )
-    spread = _spread([p for p in points if p not in few])
-    if spread > 0.15:
-        yield (
-            Trust.NOISY if spread > 0.3 else Trust.FAIR,
-            f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
-            "their median",
-        )

@@ -160,26 +160,29 @@ class StepsBench:
             planned = run.plan.schedule(run.ranks)
             schedule = [block for block in planned if request.alone or block.kind != "alone"]
             started, finished, done = machine.Meter.read(), True, 0
-            with _little_garbage():
-                try:
-                    for done, block in enumerate(schedule):
-                        if done and block.round != schedule[done - 1].round and run.is_spent():
-                            break
-                        run.left = len(schedule) - done
-                        record = run.block(block)
-                        if record is None:
-                            finished = False
-                            break
-                        told = {"block": block.number, **asdict(block), **record}
-                        total = len(schedule)
-                        self._sender.emit(
-                            Progress, task="steps", done=done + 1, total=total, value=told
-                        )
-                    else:
-                        done = len(schedule)
-                finally:
-                    run.unwrap()
-                    self._sender.flush()
+            with contextlib.ExitStack() as after:
+                # Garbage collection ignores the objects that exist now: a full one takes 0.1 s. The
+                # user may have done so before, or the fork server that this rank is from.
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    after.callback(gc.unfreeze)
+                after.callback(self._sender.flush)
+                after.callback(run.unwrap)
+                for done, block in enumerate(schedule):
+                    if done and block.round != schedule[done - 1].round and run.is_spent():
+                        break
+                    run.left = len(schedule) - done
+                    record = run.block(block)
+                    if record is None:
+                        finished = False
+                        break
+                    told = {"block": block.number, **asdict(block), **record}
+                    total = len(schedule)
+                    self._sender.emit(
+                        Progress, task="steps", done=done + 1, total=total, value=told
+                    )
+                else:
+                    done = len(schedule)
             spent = started.until(machine.Meter.read())
             return {"finished": finished, "blocks": done, **spent}
 
@@ -214,19 +217,6 @@ def _random_kept() -> Iterator[None]:
         random.setstate(before[0])
         if before[1] is not None:
             numpy.random.set_state(before[1])
-
-
-@contextlib.contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Within, garbage collection ignores the objects that exist now: a full one takes 0.1 s."""
-    if gc.get_freeze_count():  # the user has done so, or the fork server that this rank is from
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _sample_bytes(model: Subject, feed: Feed, smallest: int) -> float:

@@ -304,7 +304,20 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
     first = next(
         (m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), module
     )
-    for make, text in _inputs_of(first, device):
+    tries: list[tuple[MakeBatch, str]] = []
+    if isinstance(first, nn.Embedding | nn.EmbeddingBag):
+        count = first.num_embeddings
+        for length in _LENGTHS:
+
+            def tokens(batch: int, length: int = length) -> Batch:
+                return torch.randint(count, (batch, length), device=device), None
+
+            tries.append((tokens, f"numbers below {count} [batch, {length}]"))
+    # A convolution does not tell the sides of its images: several are tried.
+    for kind, shapes_of in _SHAPES.items():
+        if isinstance(first, kind):
+            tries += [(_random(shape, device), _named(shape)) for shape in shapes_of(first)]
+    for make, text in tries:
         with contextlib.suppress(Unusable), torch.no_grad(), users_code():
             module(make(_TRY)[0])
             return make, f"random inputs, {text}, as {type(first).__name__} takes them"
@@ -312,21 +325,6 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
         f"what {subject.title} takes does not follow from its first layer: give samples with "
         "--data batch, where batch = (inputs, targets) on the ranks"
     )
-
-
-def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, str]]:
-    """Yield inputs to try for a layer, and what they are. A convolution does not tell the sides."""
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        count = layer.num_embeddings
-        for length in _LENGTHS:
-
-            def tokens(batch: int, length: int = length) -> Batch:
-                return torch.randint(count, (batch, length), device=device), None
-
-            yield tokens, f"numbers below {count} [batch, {length}]"
-    shapes_of = next((of for kind, of in _SHAPES.items() if isinstance(layer, kind)), None)
-    for shape in shapes_of(layer) if shapes_of is not None else ():
-        yield _random(shape, device), _named(shape)
 
 
 _SHAPES: Mapping[type[nn.Module], Callable[[Any], list[tuple[int, ...]]]] = {

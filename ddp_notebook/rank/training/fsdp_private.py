@@ -94,9 +94,11 @@ def purpose(frames: Iterable[FrameType]) -> str:
             if module == PARAM_GROUP_MODULE:
                 known = _of_unit(frame.f_locals["self"])
             elif module == _REDISTRIBUTE_MODULE:
-                specs = (frame.f_locals[name] for name in ("current_spec", "target_spec"))
-                before, after = (_placements(spec.placements) for spec in specs)
-                known = f"{before} to {after} (DTensor)"
+                placed = []
+                for spec in ("current_spec", "target_spec"):
+                    names = [repr(e).removesuffix("()") for e in frame.f_locals[spec].placements]
+                    placed.append(names[0] if len(names) == 1 else f"({', '.join(names)})")
+                known = f"{' to '.join(placed)} (DTensor)"
         if known:
             return known
     return ""
@@ -106,11 +108,6 @@ def _of_unit(group: Any) -> str:
     phase = str(group._training_state.name).rpartition("_")[2].lower()
     phase = f", {phase}" if phase in ("forward", "backward") else ""
     return f"{group._module_fqn or 'the root'} (FSDP2{phase})"
-
-
-def _placements(placements: Iterable[Any]) -> str:
-    names = [repr(placement).removesuffix("()") for placement in placements]
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def in_use() -> bool:
