@@ -276,9 +276,11 @@ def summarise(
     # too short.
     by_number = [{record["block"]: record for record in records} for records in per_rank]
     numbers = set.intersection(*map(set, by_number)) if by_number else set()
-    blocks = [[records[number] for records in by_number] for number in sorted(numbers)]
     kinds: dict[str, dict[Any, list[list[Record]]]] = {"plain": {}, "hooked": {}, "alone": {}}
-    for block in blocks:
+    done: set[int] = set()
+    for number in sorted(numbers):
+        block = [records[number] for records in by_number]
+        done.add(block[0]["round"])
         bucket = block[0].get("bucket", "")
         kinds[block[0]["kind"]].setdefault((bucket, block[0]["batch"]), []).append(block)
 
@@ -296,11 +298,10 @@ def summarise(
     )
     result = replace(about, world_size=len(per_rank), points=points)
     notes = [*about.notes, *_notes(result)]
-    done = len({block[0]["round"] for block in blocks})
-    if done < rounds and not about.problem:
+    if len(done) < rounds and not about.problem:
         notes.append(
-            f"The budget was enough for {done} of {rounds} rounds: a disturbance of a moment may "
-            "have fallen on one point alone. A larger --budget gives the others."
+            f"The budget was enough for {len(done)} of {rounds} rounds: a disturbance of a moment "
+            "may have fallen on one point alone. A larger --budget gives the others."
         )
     return replace(result, notes=tuple(notes), break_even=break_even(result.main_points))
 

@@ -315,10 +315,10 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
             stamps.append(clock())
     if on_gpu:
         stamps[-1].synchronize()
-        spans = [round(start.elapsed_time(end) * 1e6) for start, end in itertools.pairwise(stamps)]
-    else:
-        spans = [end - start for start, end in itertools.pairwise(stamps)]
-    return [span // len(calls) for span in spans]
+    return [
+        (round(start.elapsed_time(end) * 1e6) if on_gpu else end - start) // len(calls)
+        for start, end in itertools.pairwise(stamps)
+    ]
 
 
 def stamp_on_gpu(device: torch.device) -> Any:
