@@ -97,13 +97,19 @@ class Observer(Component):
         """How long what is issued in a group may take."""
         self._file: LogWriter | None = None
         self._settling = threading.Lock()
-        self._guard_numbers = itertools.count()
-        self._group_type: type[ObservedGroup] = ObservedGroup
+        self.guard_numbers = itertools.count()
+        self.group_type: type[ObservedGroup] = ObservedGroup
+        """The type of this rank's groups: each method that issues something is observed."""
 
     def attach(self) -> None:
         """Have every group that is made from now on observed, if torch has not changed."""
         self.open_log()
-        self._group_type = _group_type(self)
+        methods = {
+            operation.method: _method(self, operation)
+            for operation in operations.OPERATIONS
+            if hasattr(dist.ProcessGroup, operation.method)  # torch may lack some
+        }
+        self.group_type = type("ObservedGroup", (ObservedGroup,), methods)
         self.works.attach()
         gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
@@ -115,7 +121,7 @@ class Observer(Component):
         try:
             self.log = self._file = LogWriter(self.process.collective_log)
         except OSError as error:
-            self.unrecorded = self._say_limited("Collectives are not recorded, nor compared", error)
+            self.unrecorded = self.say_limited("Collectives are not recorded, nor compared", error)
 
     def leave_log(self) -> None:
         """In a forked child: the file is that of its parent."""
@@ -220,34 +226,13 @@ class Observer(Component):
         self.broken = f"{type(error).__name__}: {error}"
         self.log = None
 
-    def new_guard(self) -> Guard | None:
-        """A guard for a group that is about to be made; None where nothing is to be refused."""
-        if self.log is None or not self.process.guards:
-            return None
-        try:
-            return Guard(self.process, next(self._guard_numbers))
-        except OSError as error:
-            self._say_limited("Collectives of a group are not compared before they are sent", error)
-            return None
-
-    def _say_limited(self, what: str, error: OSError) -> str:
+    def say_limited(self, what: str, error: OSError) -> str:
+        """Tell the session what cannot be done for want of room or rights; return why."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         cannot = "no room" if full else "no file can be made"
         why = f"{cannot} in {self.process.folder} ({error.strerror})"
         self.process.events.emit(model.Limited, text=f"{what}: {why}.")
         return why
-
-    def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
-        """The observed group around `inner`, which torch has just made of `new`."""
-        members = new.members or tuple(range(new.size))
-        name = str(new.name) if new.members else DEFAULT_GROUP
-        called = group_name(new.called)
-        group = self._group_type(Group(inner, name, called, members, self.limits))
-        self.limits.made(group.ddp_notebook_group, new.timeout)
-        torch_private.take_place(group, inner)
-        if new.members:
-            self.subgroups.keep(group, new)
-        return group
 
 
 class _FromAnybody:
@@ -276,7 +261,7 @@ def _is_done(work: Any) -> bool:
 class ObservedGroup(dist.ProcessGroup):
     """torch's group `inner`, observed. Names of ours begin with ddp_notebook.
 
-    A subclass (see `_group_type`) has the methods that issue collectives.
+    A subclass (see `Observer.group_type`) has the methods that issue collectives.
     """
 
     def __init__(self, group: Group) -> None:
@@ -372,22 +357,35 @@ class _Making:
         observer.subgroups.begins(self.new, path)
         if not self.new.has_me:
             return
-        self.observer.outlived.clear()
-        self.observer.sockets.group_begins()
-        self.guard = self.observer.new_guard()
-        if self.guard is not None:
+        observer.outlived.clear()
+        observer.sockets.group_begins()
+        if observer.log is None or not observer.process.guards:  # nothing is to be refused
+            return
+        try:
+            self.guard = Guard(observer.process, next(observer.guard_numbers))
+        except OSError as error:
+            what = "Collectives of a group are not compared before they are sent"
+            observer.say_limited(what, error)
+        else:
             self.guard.publish(self.new.store, self.new.name, self.new.rank or 0)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
-        if self.observer.log is None:
+        observer, new = self.observer, self.new
+        if observer.log is None:
             return inner
-        new = self.new
         if self.guard is not None:
             # What fails here must do so before the place of `inner` is taken: it is used then.
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
-        group = self.observer.observed(inner, new)
-        made, folder = group.ddp_notebook_group, self.observer.process.folder
+        members = new.members or tuple(range(new.size))
+        name = str(new.name) if new.members else DEFAULT_GROUP
+        made = Group(inner, name, group_name(new.called), members, observer.limits)
+        group = observer.group_type(made)
+        observer.limits.made(made, new.timeout)
+        torch_private.take_place(group, inner)
+        if new.members:
+            observer.subgroups.keep(group, new)
+        folder = observer.process.folder
         if self.guard is None:
             made.exchanges = NotedExchanges(folder / SPLITS, made.members, made.title)
         else:
@@ -408,16 +406,6 @@ class _Making:
 # closures, made once per operation: what they use is found in their cells, which is quicker than
 # an attribute of `self` or of a module. They are two and not ten, because calling a function of
 # Python's costs about as much as a whole section of them does.
-
-
-def _group_type(observer: Observer) -> type[ObservedGroup]:
-    """The type of this rank's groups: each method of torch's that issues something, observed."""
-    methods = {
-        operation.method: _method(observer, operation)
-        for operation in operations.OPERATIONS
-        if hasattr(dist.ProcessGroup, operation.method)
-    }
-    return type("ObservedGroup", (ObservedGroup,), methods)
 
 
 def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
