@@ -31,8 +31,8 @@ class Buffers:
     """Memory for the largest size, allocated once and viewed as any dtype."""
 
     def __init__(self, sent_bytes: int, received_bytes: int, device: torch.device) -> None:
-        self._sent = torch.zeros(sent_bytes, dtype=torch.uint8, device=device)
-        self._received = torch.zeros(received_bytes, dtype=torch.uint8, device=device)
+        self.sent = torch.zeros(sent_bytes, dtype=torch.uint8, device=device)
+        self.received = torch.zeros(received_bytes, dtype=torch.uint8, device=device)
         self._values: dict[tuple[torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def values(self, dtype: torch.dtype, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,23 +41,16 @@ class Buffers:
         key = dtype, world_size
         if key not in self._values:
             period = _period(dtype, world_size)
-            count = torch.arange(_PIECE + period, dtype=torch.int32, device=self._sent.device)
+            count = torch.arange(_PIECE + period, dtype=torch.int32, device=self.sent.device)
             total = torch.zeros_like(count)
             for rank in range(world_size):
                 total += (count + _SHIFT * rank).remainder(period)
             self._values[key] = count.remainder(period).to(dtype), total.to(dtype)
         return self._values[key]
 
-    def sent(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-        """`count` elements to send; tensors of different `number` do not overlap."""
-        return _front(self._sent, count, dtype, number)
-
-    def received(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-        """`count` elements to receive into."""
-        return _front(self._received, count, dtype, number)
-
 
 def _front(buffer: torch.Tensor, count: int, dtype: torch.dtype, number: int) -> torch.Tensor:
+    """The first `count` elements of a buffer; those of another `number` do not overlap."""
     size = count * dtype.itemsize
     return buffer[number * size : (number + 1) * size].view(dtype)
 
@@ -75,8 +68,8 @@ class Operation:
         sent = self._op.sends.elements(count, plan.world_size)
         received = self._op.receives.elements(count, plan.world_size)
         number_of = IN_FLIGHT if plan.mode == "pipelined" else 1
-        self._sent = [buffers.sent(sent, dtype, n) for n in range(number_of)]
-        self._received = [buffers.received(received, dtype, n) for n in range(number_of)]
+        self._sent = [_front(buffers.sent, sent, dtype, n) for n in range(number_of)]
+        self._received = [_front(buffers.received, received, dtype, n) for n in range(number_of)]
         self._ramp, self._total = buffers.values(dtype, plan.world_size)
         self._period = _period(dtype, plan.world_size)
         # torch's functions are looked up now, and not when this module is loaded: whoever replaces
