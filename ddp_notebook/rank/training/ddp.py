@@ -200,12 +200,14 @@ def reduction(wrapped: Any) -> model.Reduction:
     parts = str(log.get("rebuilt_per_bucket_param_indices", "")).split(",")
     places = [_numbers(part.replace(" ", ","), len(names)) for part in parts if part.strip()]
     rebuilt = bool(places) and all(places)
-    buckets = [_bucket(parameters, members) for members in places] if rebuilt else None
     small = getattr(wrapped, "bucket_bytes_cap_default", True)
     limits = bucket_limits(None if small else wrapped.bucket_bytes_cap / _MIB)
-    if not rebuilt and keeps:
+    buckets: list[model.Bucket] | None = None
+    if rebuilt:
+        buckets = [_bucket(parameters, members) for members in places]
+    elif keeps:
         buckets = assign(parameters, limits)[::-1]
-    elif not rebuilt and len(order) == len(names):
+    elif len(order) == len(names):
         buckets = assign(parameters, limits, order)
     return model.Reduction(
         steps=int(log.get("iteration", 0)),
