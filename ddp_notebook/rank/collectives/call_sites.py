@@ -120,16 +120,18 @@ def _variables(code: CodeType) -> list[_Variable]:
     variables = [_Variable(name, 0, len(code.co_code)) for name in arguments if name != "self"]
     stores, begin, end = 0, 0, 0
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "FOR_ITER":
-            stores, begin, end = 1, instruction.offset, int(instruction.argval)
-        elif stores and instruction.opname == "UNPACK_SEQUENCE":
-            stores = instruction.arg or 0
-        elif stores and instruction.opname.startswith("STORE_"):
-            stored = instruction.argval
-            names = stored if isinstance(stored, tuple) else (stored,)  # 3.13 stores two at once
+        operation, about = instruction.opname, instruction.argval
+        if operation == "FOR_ITER":
+            stores, begin, end = 1, instruction.offset, int(about)
+        elif not stores or operation in _BETWEEN_STORES:
+            continue
+        elif operation == "UNPACK_SEQUENCE":
+            stores = int(about)
+        elif operation.startswith("STORE_"):
+            names = about if isinstance(about, tuple) else (about,)  # 3.13 stores two at once
             variables += [_Variable(name, begin, end) for name in names if isinstance(name, str)]
             stores -= 1
-        elif instruction.opname not in _BETWEEN_STORES:
+        else:
             stores = 0
     return variables[:12]
 

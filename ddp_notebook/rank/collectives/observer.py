@@ -558,12 +558,13 @@ def _prepare(
     """Return the common part of such calls; kept under `key` where its first part is known."""
     about, site, metric, _, _ = key
     shape = facts.shape[:DIMENSIONS]
-    members = group.members
+    members, api = group.members, site.api or operation.name
+    waited = facts.waited and group.waits
     rest = REST.pack(
         facts.numel,
         facts.bytes,
         log.text(site.path, [[e.file, e.line, e.function, e.text] for e in site.path]),
-        log.text(site.api or operation.name, site.api or operation.name),
+        log.text(api, api),
         log.text(("label", metric), metric) if metric else 0,
         group.text(log),
         log.text(operation.name, operation.name),
@@ -572,7 +573,7 @@ def _prepare(
         _PARTS[site.part],
         _PHASES[Phase.ISSUED],
         len(shape),
-        (facts.waited and group.waits) | site.thread << 1,
+        waited | site.thread << 1,
         facts.tensors,
         _rank_of(facts.root, members),
         _rank_of(facts.peer, members),
@@ -584,7 +585,7 @@ def _prepare(
     fingerprint = guard.hash_of((operation.name, facts.must_match))
     not_told = facts.waited or site.part is not None or site.caller is Caller.LIBRARY
     started_at = None if not_told else site
-    prepared = rest, fingerprint, facts.waited and group.waits, facts, started_at
+    prepared = rest, fingerprint, waited, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)
     return prepared
