@@ -21,6 +21,7 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.digests import Digester, named
 from ddp_notebook.rank.training.fsdp_private import Sharded
+from ddp_notebook.rank.training.held import variable_of
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
 
@@ -129,13 +130,8 @@ class RunSummary:
         """The name of the user's variable for an object, also of `__main__`; empty without one."""
         if wrapped is None:
             return ""
-        names = self.names.get()
-        main = names.get("main")
-        for space in (names, vars(sys.modules.get("__main__", sys)), getattr(main, "__dict__", {})):
-            for name, value in list(space.items()):
-                if value is wrapped and not name.startswith("_"):
-                    return str(name)
-        return ""
+        names, main = self.names.get(), vars(sys.modules.get("__main__", sys))
+        return variable_of(wrapped, (names, main, getattr(names.get("main"), "__dict__", {})))
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module

@@ -7,7 +7,7 @@ and nothing of the user's runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -34,9 +34,15 @@ class Held:
 
     def parameters(self) -> model.HeldParameters:
         """The parameters of all models, those of one model one after another."""
+        # The variable of a model is a global one, else one of a function that the main thread runs,
+        # the outermost first.
+        spaces = [self._names.get()]
+        for outer in reversed([*islice(chain(main_frame()), 64)]):
+            with contextlib.suppress(RuntimeError):
+                spaces.append(dict(outer.f_locals))
         found: list[model.HeldParameter] = []
         for root in roots():
-            name, wrapper = self._name(root), ""
+            name, wrapper = variable_of(root, spaces) or type(root).__name__, ""
             group: tuple[int, ...] = ()
             if isinstance(root, DistributedDataParallel):
                 wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
@@ -45,7 +51,7 @@ class Held:
                 held = model.HeldParameter(
                     name,
                     parameter.removeprefix(_WRAPPED) if wrapper else parameter,
-                    tuple(int(n) for n in tensor.shape),
+                    tuple(map(int, tensor.shape)),
                     str(tensor.dtype).removeprefix("torch."),
                     local.numel() * local.element_size(),
                     tensor.numel() * tensor.element_size(),
@@ -57,17 +63,14 @@ class Held:
                 found.append(held)
         return model.HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
 
-    def _name(self, root: torch.nn.Module) -> str:
-        """The variable of the model: a global one, else one of a running function."""
-        spaces: list[Mapping[str, Any]] = [self._names.get()]
-        for outer in reversed([*islice(chain(main_frame()), 64)]):
-            with contextlib.suppress(RuntimeError):
-                spaces.append(dict(outer.f_locals))
-        for variables in spaces:
-            for name, value in list(variables.items()):
-                if value is root and not name.startswith("_"):
-                    return name
-        return type(root).__name__
+
+def variable_of(value: object, spaces: Iterable[Mapping[str, Any]]) -> str:
+    """Return the name of the first of these variables that has `value`; empty without one."""
+    for variables in spaces:
+        for name, other in list(variables.items()):
+            if other is value and not name.startswith("_"):
+                return name
+    return ""
 
 
 def _parameters(
