@@ -14,7 +14,6 @@ T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems"
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import signal
 import socket
@@ -296,12 +295,9 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
     """Return the time of each of `iterations` collectives, in nanoseconds.
 
     With one call, each is waited for before the next. With several, they are in flight at the same
-    time, and an iteration is the time of all of them divided by their number. On a GPU times are
-    those of its own clock, for the work queued on its stream: the host runs ahead of it, so its
-    clock would tell how long it takes to queue the work.
+    time, and an iteration is the time of all of them divided by their number.
     """
-    on_gpu = device.type == "cuda"
-    clock = functools.partial(stamp_on_gpu, device) if on_gpu else time.perf_counter_ns
+    clock = clock_of(device)
     stamps: list[Any] = [clock()]
     if len(calls) == 1:
         call = calls[0]
@@ -313,16 +309,30 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
             for work in [call(async_op=True) for call in calls]:
                 work.wait()
             stamps.append(clock())
-    if on_gpu:
-        stamps[-1].synchronize()
-    return [
-        (round(start.elapsed_time(end) * 1e6) if on_gpu else end - start) // len(calls)
-        for start, end in itertools.pairwise(stamps)
-    ]
+    return [span_ns // len(calls) for span_ns in spans_ns(stamps)]
 
 
-def stamp_on_gpu(device: torch.device) -> Any:
-    """Return an event in the device's stream, recorded when the work before it is done."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
+def clock_of(device: torch.device) -> Callable[[], Any]:
+    """Return what stamps the present moment of a device; `spans_ns` has the times between stamps.
+
+    On a GPU a stamp is an event in its stream, recorded when the work before it is done: the host
+    runs ahead of it, so its clock would tell how long it takes to queue the work.
+    """
+    if device.type != "cuda":
+        return time.perf_counter_ns
+
+    def stamp() -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return stamp
+
+
+def spans_ns(stamps: Sequence[Any]) -> list[int]:
+    """Return the nanoseconds between the stamps of one clock, once a GPU has made them all."""
+    pairs = itertools.pairwise(stamps)
+    if isinstance(stamps[0], int):
+        return [end - start for start, end in pairs]
+    stamps[-1].synchronize()
+    return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]

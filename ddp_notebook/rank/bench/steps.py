@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,9 +38,10 @@ from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
 from ddp_notebook.rank.bench.collectives import (
+    clock_of,
     groups_of,
     interrupts_noted,
-    stamp_on_gpu,
+    spans_ns,
     wait_for_all,
 )
 from ddp_notebook.rank.bench.subject import Feed, Subject, Unusable, users_code
@@ -367,31 +367,19 @@ class _Run:
         if size not in self._batches:
             self._batches[size] = self.feed.batch(size)
         batch, forward, optimizer = self._batches[size], self.feed.run, self._optimizer
-        # Between the parts of a step there are only clock reads. On a GPU the host runs ahead of
-        # the device, so its clock would tell how long it takes to queue the work: there a stamp is
-        # an event in the stream, which is read when all steps are done.
-        device = self.subject.device
-        on_gpu = device.type == "cuda"
-        stamps: list[list[Any]] = []
-
-        def stamp() -> None:
-            stamps[-1].append(stamp_on_gpu(device) if on_gpu else time.perf_counter_ns())
-
+        clock, stamps = clock_of(self.subject.device), []
         with users_code(f"{{}} (batch {size})"):
+            # Between the parts of a step there are only clock reads.
             for _ in range(count):
-                stamps.append([])
-                stamp()
+                begin = clock()
                 loss = forward(model, batch)
-                stamp()
+                computed = clock()
                 loss.backward()  # type: ignore[no-untyped-call]
-                stamp()
+                reduced = clock()
                 optimizer.step()
                 optimizer.zero_grad()
-                stamp()
-        if not on_gpu:
-            return [[end - start for start, end in pairwise(step)] for step in stamps]
-        torch.cuda.synchronize(device)
-        return [[int(a.elapsed_time(b) * 1e6) for a, b in pairwise(step)] for step in stamps]
+                stamps.append((begin, computed, reduced, clock()))
+        return [spans_ns(step) for step in stamps]
 
     def _untimed(self, model: nn.Module, size: int) -> int:
         """Take a step for warm-up; return about how long it took, in nanoseconds."""
