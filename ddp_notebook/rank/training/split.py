@@ -193,8 +193,7 @@ class Split:
         """Return what other ranks have too of an optimizer that is about to step."""
         with contextlib.suppress(*_CHANGED):
             if self._sums and not self._roots:  # only backwards communicate: no frame names a model
-                groups = optimizer.param_groups
-                trained = {id(parameter) for group in groups for parameter in group["params"]}
+                trained = {id(each) for _, each in digests.named(optimizer.param_groups)}
                 for module in held.roots():
                     if any(id(parameter) in trained for parameter in module.parameters()):
                         self._root(module, placed=False)

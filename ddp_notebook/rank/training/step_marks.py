@@ -16,18 +16,7 @@ from pathlib import Path
 from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites
 
-(
-    LOADING,
-    LOADED,
-    FORWARD,
-    INNER,
-    FORWARDED,
-    BACKWARD,
-    BUCKET,
-    REDUCED,
-    STEP,
-    STEPPED,
-) = range(10)
+LOADING, LOADED, FORWARD, INNER, FORWARDED, BACKWARD, BUCKET, REDUCED, STEP, STEPPED = range(10)
 """A DataLoader is asked for a batch and has given it; the forward of a DDP object begins, the one
 of its module begins, and it is over; a backward begins, hands over a bucket, and is over; an
 optimizer begins its step and has made it."""

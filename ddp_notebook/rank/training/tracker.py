@@ -534,16 +534,13 @@ class Tracker:
         self.gone: list[Replica] = []
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
-        self.backwards = 0
         self._watched: list[Gradients] = []
         """Those of the optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self._buckets = self._small_buckets = 0
         """Of the last backward, or of that which is under way."""
-        self.nan_backward: int | None = None
-        self.nan_what = ""
-        self.nan_place: Place | None = None
+        self.begin()
 
     def begin(self) -> None:
         """A cell or a script begins: forget deleted objects, and count the others again."""
@@ -555,8 +552,10 @@ class Tracker:
             replica.begin()
         for stepped in self.optimizers.values():
             stepped.begin()
-        self.backwards, self.nan_backward, self.nan_what = 0, None, ""
-        self.nan_place = None
+        self.backwards = 0
+        self.nan_backward: int | None = None
+        self.nan_what = ""
+        self.nan_place: Place | None = None
         self.split.begin()
 
     def disable(self, error: BaseException) -> None:
