@@ -110,7 +110,7 @@ class StepsBench:
                 return RankFailure("memory", f"{text}, and {format_bytes(allowed)} are free")
         model = subject.prepare(plan.model, names, request.device)
         feed = subject.feed(model, plan.loss, plan.data, names)
-        before = self._collectives()
+        before = self._observer.issued()
         # Gradients, and DDP's buckets, twice while they are rebuilt.
         fixed = 3 * model.gradient_bytes
         needs = Memory(allowed, fixed, _sample_bytes(model, feed, min(plan.batches)))
@@ -120,7 +120,7 @@ class StepsBench:
         hooks = torch_private.hook_names(value)
         note = f"{plan.model} has a communication hook, {', '.join(hooks)}: it was measured without"
         return {
-            "communicates": self._collectives() > before,
+            "communicates": self._observer.issued() > before,
             "title": model.title,
             "parameters": sum(p.numel() for p in model.reduced),
             "gradient_bytes": model.gradient_bytes,
@@ -134,11 +134,6 @@ class StepsBench:
             "backend": str(dist.get_backend()),
             "device": model.device.type,
         }
-
-    def _collectives(self) -> int:
-        """Return the number of observed collectives that this rank has issued in its run."""
-        log = self._observer.log
-        return log.written if log is not None else 0
 
     def _measure(
         self,
