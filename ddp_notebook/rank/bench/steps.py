@@ -21,7 +21,7 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -191,27 +191,21 @@ class StepsBench:
         """
         with interrupts_noted() as stopped, self._sender.at_work("%ddp_bench: training steps"):
             try:
-                with self._hooks.suspended(), _random_kept(), torch.enable_grad():
+                with contextlib.ExitStack() as after:
+                    after.enter_context(self._hooks.suspended())
+                    # Random numbers may be drawn: the random state is restored.
+                    numpy: Any = sys.modules.get("numpy")
+                    devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []
+                    after.callback(random.setstate, random.getstate())
+                    if numpy is not None:
+                        after.callback(numpy.random.set_state, numpy.random.get_state())
+                    after.enter_context(torch.random.fork_rng(devices))
+                    after.enter_context(torch.enable_grad())
                     return work(stopped)
             except Exception as error:  # noqa: BLE001  # the user's model may raise anything
                 kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
                 known = isinstance(error, Unusable)
                 return RankFailure(kind, str(error) if known else subject.on_a_line(error))
-
-
-@contextlib.contextmanager
-def _random_kept() -> Iterator[None]:
-    """Within, random numbers may be drawn; the random state is restored afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(before[0])
-        if before[1] is not None:
-            numpy.random.set_state(before[1])
 
 
 def _sample_bytes(model: Subject, feed: Feed, smallest: int) -> float:
