@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, StackTree, codec
+from ddp_notebook.model import (
+    Case,
+    Category,
+    Collective,
+    Diagnosis,
+    Finding,
+    Place,
+    RankError,
+    StackTree,
+    codec,
+)
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
@@ -63,6 +73,12 @@ def own_errors(case: Case) -> tuple[Finding, ...]:
     """Return the errors of ranks, without those that only waited: theirs are no cause."""
     own = tuple(report for report in case.ranks if not torch_errors.is_victim(report))
     return failures.raised_in(replace(case, ranks=own))
+
+
+def raised_in_last(error: RankError, issued: Sequence[Collective]) -> bool:
+    """Return True where the line of a rank's last collective raised its error."""
+    last, line = (issued[-1].place if issued else None), error.at[-1:]
+    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> Verdict:
