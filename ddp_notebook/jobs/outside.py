@@ -29,7 +29,6 @@ from ddp_notebook.model import (
     Case,
     Category,
     Collectives,
-    Diagnosis,
     Finding,
     Local,
     Place,
@@ -87,9 +86,7 @@ class Seen:
 def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
     """Return the ranks of the job of a process, a rank or the launcher; None if it is neither."""
     for ranks in jobs(prepared):
-        if pid in {process.pid for process in ranks.values()} | {
-            process.parent for process in ranks.values()
-        }:
+        if any(pid in (process.pid, process.parent) for process in ranks.values()):
             return ranks
     return None
 
@@ -188,13 +185,9 @@ def untold(pid: int) -> tuple[int, ...]:
 def _told() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        booted_s = next(
-            int(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
-            if line.startswith("btime")
-        )
-    except (OSError, StopIteration):
+    except OSError:
         return  # not Linux
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     # What a process is told when it starts stays in /proc, whatever it sets later: so RANK there is
     # what a launcher said. Of mp.spawn it says nothing, for that is told by arguments (`untold`).
     for pid in pids[:10_000]:
@@ -202,18 +195,21 @@ def _told() -> Iterator[Seen]:
             values = processes.environment(pid)
             rank = processes.launch_parameters(values)
             state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
-            if rank is not None and pid != os.getpid() and state != "Z":
-                yield Seen(
-                    pid,
-                    int(parent),
-                    rank.rank,
-                    rank.world_size,
-                    _script(pid),
-                    booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
-                    {name: values[name] for name in _TOLD if name in values},
-                    has_torch(pid),
-                    rank.by_scheduler,
-                )
+            if rank is None or pid == os.getpid() or state == "Z":
+                continue
+            words = processes.read(pid, "cmdline").split("\0")[1:]
+            module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+            yield Seen(
+                pid,
+                int(parent),
+                rank.rank,
+                rank.world_size,
+                [*(word for word in words if word.endswith(".py")), *module, ""][0],
+                booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
+                {name: values[name] for name in _TOLD if name in values},
+                has_torch(pid),
+                rank.by_scheduler,
+            )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue
 
@@ -222,13 +218,6 @@ _TOLD = (
     *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", job_folder.SLURM_JOB),
 )
-
-
-def _script(pid: int) -> str:
-    words = processes.read(pid, "cmdline").split("\0")[1:]
-    named = (word for word in words if word.endswith(".py"))
-    module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
-    return next(named, next(iter(module), ""))
 
 
 # -- what the system knows of a process ------------------------------------------------------
@@ -371,13 +360,36 @@ class Outside:
 
     def verdict(self) -> Verdict:
         """Return what is wrong with it, as far as stacks prove it."""
-        basis = "the processes alone, without stacks"
-        if self.threads:
-            basis = (
-                f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
-                f"{BETWEEN_S} s; which collectives ranks called before is not known"
-            )
-        return for_others(self._diagnosis(), basis, self.why_not)
+        diagnosis = diagnose_standing(self.case)
+        waiting, unknown = self.case.waiting, self.case.where(Activity.SILENT)
+        moves = tuple(rank for rank in waiting if rank not in self.still)
+        findings, unsure = diagnosis.findings, ""
+        basis = (
+            f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
+            f"{BETWEEN_S} s; which collectives ranks called before is not known"
+        )
+        # Stacks prove a hang only if nobody can end it: one rank that moved, or of which nothing is
+        # known, may be just the one that the others wait for.
+        if not self.threads:
+            basis = "the processes alone, without stacks"
+            findings = ()
+            unsure = f"Undecided: its Python stacks cannot be read. {self.more}"
+        elif moves:
+            findings, unsure = (), _goes_on(moves)
+        elif unknown:
+            does = agree(unknown, "it does", "they do")
+            findings = ()
+            unsure = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
+        elif all(finding.passing for finding in findings):
+            findings = tuple(self._with_rest(finding) for finding in findings)
+            unsure = _goes_on(self.case.where(Activity.BUSY))
+            if waiting:
+                unsure = (
+                    f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
+                    f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
+                )
+        diagnosis = replace(diagnosis, findings=findings, unsure=unsure)
+        return for_others(diagnosis, basis, self.why_not)
 
     def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
         """Return the variables in a rank's frames of the user's, by the place in its path."""
@@ -389,38 +401,6 @@ class Outside:
         return {
             number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
         }
-
-    def _why_unsure(self, moves: Ranks) -> str:
-        """Say why no finding is sure, where some ranks wait that `moves` are among."""
-        waiting, unknown = self.case.waiting, self.case.where(Activity.SILENT)
-        if unknown and not moves:
-            does = agree(unknown, "it does", "they do")
-            return f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
-        if waiting and not moves:
-            return (
-                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
-                f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
-            )
-        go = verb(moves or self.case.where(Activity.BUSY), "goes", "go")
-        return f"No problem found so far: {go} on."
-
-    def _diagnosis(self) -> Diagnosis:
-        diagnosis = diagnose_standing(self.case)
-        waiting = self.case.waiting
-        unknown = self.case.where(Activity.SILENT)
-        if not self.threads:
-            why = f"Undecided: its Python stacks cannot be read. {self.more}"
-            return replace(diagnosis, findings=(), unsure=why)
-        moves = tuple(rank for rank in waiting if rank not in self.still)
-        why = self._why_unsure(moves)
-        # Stacks prove a hang only if nobody can end it: one rank that moved, or of which nothing is
-        # known, may be just the one that the others wait for.
-        if moves or unknown:
-            return replace(diagnosis, findings=(), unsure=why)
-        if not all(finding.passing for finding in diagnosis.findings):
-            return diagnosis
-        findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
-        return replace(diagnosis, findings=findings, unsure=why)
 
     def _may_go_on(self, finding: Finding, lines: Sequence[Place]) -> bool:
         """Return True where ranks that use no CPU may go on: asleep, in setup, or on a GPU."""
@@ -448,6 +428,10 @@ class Outside:
             finding.waiting,
             (*finding.evidence, fact),
         )
+
+
+def _goes_on(ranks: Ranks) -> str:
+    return f"No problem found so far: {verb(ranks, 'goes', 'go')} on."
 
 
 _MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
@@ -479,7 +463,8 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     """Return the result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
-    # The system tells to the second when it was booted, and processes began in relation to that.
+    # When a process began is known in relation to when the system was booted, and the clock may
+    # have been set a little since.
     sources = Sources(min(process.began_s for process in ranks.values()) + 1.0)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
     size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
@@ -519,7 +504,7 @@ def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) ->
     if threads is None or used is None:
         return Reported(RankReport(rank, doing="its Python stack could not be read"))
     found = pyspy.report_of(rank, threads, sources, still and not used.cuda)
-    return replace(found, report=_with_port(_with_probe(found.report, process.pid), process))
+    return replace(found, report=_with_store(found.report, process))
 
 
 def _is_still(rank: int, first: Look, second: Look) -> bool:
@@ -551,14 +536,24 @@ def _watches(first: Look, second: Look) -> bool:
     return True
 
 
-def _with_port(report: RankReport, process: Seen) -> RankReport:
-    """Add the port of the store that a rank has reached: what it was told, if it is connected."""
-    told = process.told.get("MASTER_PORT", "")
-    if report.inside != "process-group" or report.initialized or not told.isdigit():
-        return report
-    if int(told) not in connected(process.pid):
-        return report
-    return replace(report, arguments=replace(report.arguments, master_port=int(told)))
+def _with_store(report: RankReport, process: Seen) -> RankReport:
+    """Add what is known of the store: at which port a rank has reached it, or else whether a
+    process listens there, if it is on this host."""
+    given = report.arguments
+    is_here = given.master_addr == "localhost" or given.master_addr.startswith("127.")
+    if report.inside == "store" and is_here and given.master_port is not None:
+        is_open = listens(process.pid, given.master_port)
+        state = {True: "open", False: "refused", None: ""}[is_open]
+        detail = "" if is_open else "no process listens there"
+        probe = Probe(f"{given.master_addr}:{given.master_port}", state, detail)
+        return replace(report, network=replace(report.network, probe=probe))
+    # It has reached the port that it was told, if it is connected to that.
+    told, reached = process.told.get("MASTER_PORT", ""), frozenset[int]()
+    if report.inside == "process-group" and not report.initialized:
+        reached = connected(process.pid)
+    if told.isdigit() and int(told) in reached:
+        return replace(report, arguments=replace(given, master_port=int(told)))
+    return report
 
 
 def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
@@ -568,21 +563,3 @@ def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
     if not any(unknown):
         return found
     return tuple(replace(e, arguments=replace(e.arguments, master_port=None)) for e in found)
-
-
-def _with_probe(report: RankReport, pid: int) -> RankReport:
-    """Add whether a process listens at the store, if it is on this host."""
-    given = report.arguments
-    if report.inside != "store" or given.master_port is None:
-        return report
-    if not (given.master_addr == "localhost" or given.master_addr.startswith("127.")):
-        return report
-    is_open = listens(pid, given.master_port)
-    state = {True: "open", False: "refused", None: ""}[is_open]
-    detail = "" if is_open else "no process listens there"
-    return replace(
-        report,
-        network=replace(
-            report.network, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail)
-        ),
-    )

@@ -269,7 +269,7 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
         return replace(diagnosis, findings=twice, unsure="")
     if diagnosis.wrong:
         return diagnosis
-    if all(report.activity is Activity.IDLE for report in case.ranks):
+    if len(case.where(Activity.IDLE)) == len(case.ranks):
         return _trained(job, case, diagnosis)
     waiting, silent, why = case.waiting, case.where(Activity.SILENT), diagnosis.unsure
     if not job.alive:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -152,27 +152,26 @@ def parse(output: bytes, pid: int) -> tuple[Thread, ...]:
     main = [pid]
     with contextlib.suppress(OSError):  # py-spy has the numbers of the process's own namespace
         main.append(processes.in_its_container(pid)[0])
-    return tuple(_thread(row, main) for row in _rows(rows))
+    threads = []
+    for row in _dicts(rows):
+        frames, variables = [], []
+        for each in _dicts(row.get("frames")):
+            if not isinstance(each.get("line"), int):
+                continue
+            # A function is named with those around it; the record of torch has its own name alone.
+            name = str(each.get("name", "")).rpartition(".")[2]
+            frames.append(Frame(cut(str(each.get("filename", "")), 1000), each["line"], name))
+            own = _dicts(each.get("locals"))
+            variables.append({str(v.get("name")): cut(str(v.get("repr")), 200) for v in own})
+        name = cut(str(row.get("thread_name") or ""), 100)
+        number = row.get("os_thread_id")
+        is_main = number in main if number else name == "MainThread"
+        threads.append(Thread(name, is_main, tuple(frames), tuple(variables)))
+    return tuple(threads)
 
 
-def _rows(value: object) -> list[dict[str, Any]]:
+def _dicts(value: object) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-def _thread(row: Mapping[str, Any], main_threads: Container[int]) -> Thread:
-    frames, variables = [], []
-    for each in _rows(row.get("frames")):
-        if not isinstance(each.get("line"), int):
-            continue
-        # A function is named with those around it; the record of torch has its own name alone.
-        name = str(each.get("name", "")).rpartition(".")[2]
-        frames.append(Frame(cut(str(each.get("filename", "")), 1000), each["line"], name))
-        own = _rows(each.get("locals"))
-        variables.append({str(v.get("name")): cut(str(v.get("repr")), 200) for v in own})
-    name = cut(str(row.get("thread_name") or ""), 100)
-    number = row.get("os_thread_id")
-    main = number in main_threads if number else name == "MainThread"
-    return Thread(name, main, tuple(frames), tuple(variables))
 
 
 # -- as the report that a rank would give ----------------------------------------------------
@@ -264,13 +263,24 @@ def _inside(frames: Iterable[Frame]) -> str:
 
 def _in_set_up(known: RankReport, main: Thread, inside: str) -> RankReport:
     """Return the report of a rank that makes a group, with the arguments in its variables."""
+    given: dict[str, str] = {}
+    of_mesh = False
+    for frame, variables in _torchs(main):
+        of_mesh = of_mesh or frame.file.endswith(_MESH)
+        in_c10d = frame.file.endswith(_C10D)
+        if in_c10d if inside == _NEW_GROUP else frame.function in _WITH_ARGUMENTS:
+            given = {**variables, **given}  # the innermost has them as they are used
     waits = replace(known, activity=Activity.WAITING, inside="process-group", entered=1)
     if inside == _NEW_GROUP:
-        return replace(waits, left=1, initialized=True, groups_made=tuple(_made(main, known)))
-    given: dict[str, str] = {}
-    for frame, variables in _torchs(main):
-        if frame.function in _WITH_ARGUMENTS:
-            given = {**variables, **given}  # the innermost has them as they are used
+        # Which group it is, where the stack says that: torch names it by a number.
+        number = _number(given.get("group_name", "").strip("'\""))
+        ranks = given.get("global_ranks_in_group", "")
+        waits = replace(waits, left=1, initialized=True)
+        if number is None or not _LIST.fullmatch(ranks):
+            return waits
+        members = tuple(map(int, re.findall(r"\d+", ranks)))
+        made = GroupMade(number, members, path=known.path, of_mesh=of_mesh)
+        return replace(waits, groups_made=(made,))
     backend = given.get("backend", "").strip("'\"")
     arguments = InitArguments(
         rank=_number(given.get("group_rank", given.get("rank"))),
@@ -280,21 +290,6 @@ def _in_set_up(known: RankReport, main: Thread, inside: str) -> RankReport:
         backend="" if backend == "None" else backend,
     )
     return replace(waits, inside=inside, arguments=arguments)
-
-
-def _made(main: Thread, known: RankReport) -> Iterator[GroupMade]:
-    """Return the group that a rank makes, where the stack says which: torch names it by number."""
-    given: dict[str, str] = {}
-    mesh = False
-    for frame, variables in _torchs(main):
-        mesh = mesh or frame.file.endswith(_MESH)
-        if frame.file.endswith(_C10D):
-            given = {**variables, **given}
-    number = _number(given.get("group_name", "").strip("'\""))
-    ranks = given.get("global_ranks_in_group", "")
-    if number is not None and _LIST.fullmatch(ranks):
-        members = tuple(int(word) for word in re.findall(r"\d+", ranks))
-        yield GroupMade(number, members, path=known.path, of_mesh=mesh)
 
 
 def _record(rank: int, main: Thread, path: tuple[Place, ...], inside: str) -> Collective:
