@@ -156,33 +156,31 @@ def listed() -> list[Listed]:
     jobs = records.jobs()
     listed = []
     for job in jobs:
+        # Each running job is asked, twice where something is wrong, so a list of five jobs that
+        # hang takes seconds. It is worth that: which job hangs is what the list is looked at for.
+        stuck: bool | None
+        if job.alive:
+            stuck, state = _running(prepared.why(job).diagnosis)
+        elif job.in_another_container:
+            stuck, state = None, "runs in another container: ask there"
+        else:
+            stuck, state = False, "has ended"
         pids = {rank: process.about.pid for rank, process in job.processes.items()}
         script, began_s = job.first.script, job.first.wall_s
-        state = _state(job)
-        listed.append(Listed(script, job.world_size, pids, job.alive, began_s, True, *state))
-    return [*listed, *map(_unprepared, others(jobs))]
-
-
-def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
-    first = ranks[min(ranks)]
-    pids = {rank: seen.pid for rank, seen in ranks.items()}
-    state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
-    if outside.was_set(first.pid):
-        state = f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
-        state = outside.elsewhere(first.pid) or state
-    size = max(first.world_size, max(ranks) + 1)
-    return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
-
-
-def _state(job: Job) -> tuple[bool | None, str]:
-    """Return whether it is stuck, and a text for its state."""
-    if not job.alive and job.in_another_container:
-        return None, "runs in another container: ask there"
-    if not job.alive:
-        return False, "has ended"
-    # Each running job is asked, twice where something is wrong, so a list of five jobs that hang
-    # takes seconds. It is worth that: which job hangs is what the list is looked at for.
-    return _running(prepared.why(job).diagnosis)
+        size = job.world_size
+        listed.append(Listed(script, size, pids, job.alive, began_s, True, stuck, state))
+    for ranks in others(jobs):
+        first = ranks[min(ranks)]
+        state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
+        if outside.was_set(first.pid):
+            state = outside.elsewhere(first.pid) or (
+                f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
+            )
+        size = max(first.world_size, max(ranks) + 1)
+        pids = {rank: seen.pid for rank, seen in ranks.items()}
+        alive = tuple(ranks)
+        listed.append(Listed(first.script, size, pids, alive, first.began_s, False, None, state))
+    return listed
 
 
 def _running(diagnosis: Diagnosis) -> tuple[bool | None, str]:

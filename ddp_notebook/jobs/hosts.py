@@ -297,11 +297,18 @@ def diagnosed(runs: Runs) -> Diagnosis:
     if not all(observed(run).prepared for run in runs.values()):
         return _one_by_one(runs)
     case = joined(runs)
-    seen = {rank for run in runs.values() for rank in observed(run).ranks}
+    seen = set().union(*(observed(run).ranks for run in runs.values()))
     diagnosis = prepared.by_rules(case, all_seen=seen.issuperset(range(case.world_size)))
-    return (
-        diagnosis if diagnosis.wrong else replace(diagnosis, unsure=_unsure(case, diagnosis.unsure))
-    )
+    if diagnosis.wrong:
+        return diagnosis
+    silent = case.where(Activity.SILENT)
+    running = case.where(Activity.BUSY, Activity.WAITING, Activity.HELD)
+    unsure = diagnosis.unsure
+    if silent:
+        unsure = f"No problem found so far: {verb(silent, 'was', 'were')} not seen."
+    elif running and not unsure:
+        unsure = f"No problem found so far: {name_ranks(running)} still run."
+    return replace(diagnosis, unsure=unsure)
 
 
 def judged(diagnosis: Diagnosis, runs: Runs) -> Verdict:
@@ -334,15 +341,6 @@ _ONE_BY_ONE = (
     "Undecided: the job was not prepared, and from outside what ranks of one host wait for on "
     "another is not seen."
 )
-
-
-def _unsure(case: Case, why: str) -> str:
-    """Say why the absence of findings proves nothing."""
-    silent = case.where(Activity.SILENT)
-    if silent:
-        return f"No problem found so far: {verb(silent, 'was', 'were')} not seen."
-    running = case.where(Activity.BUSY, Activity.WAITING, Activity.HELD)
-    return why or (f"No problem found so far: {name_ranks(running)} still run." if running else "")
 
 
 def _here(run: SavedRun) -> Case:
@@ -426,7 +424,16 @@ class Elsewhere(Target):
         if diagnosis.wrong and len(self._runs) > 1:  # of one host, it has looked twice itself
             diagnosis = prepared.in_both(diagnosis, diagnosed(self._look()))
         verdict = judged(diagnosis, self._runs)
-        return joined(self._runs), replace(verdict, unread=(*verdict.unread, *self._notes()))
+        here = metadata.version("ddp-notebook")
+        versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
+        others = (
+            f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on the job may "
+            "differ"
+            for host, there in versions.items()
+            if there and there != here
+        )
+        unread = (*verdict.unread, *self._missing, *others)
+        return joined(self._runs), replace(verdict, unread=unread)
 
     def reports(self) -> Sequence[RankReport]:
         """Ask all hosts."""
@@ -483,17 +490,3 @@ class Elsewhere(Target):
         self._missing = tuple(map(str, wrong))
         pairs = zip(self._hosts, answers, strict=True)
         return {host.name: out for host, out in pairs if isinstance(out, bytes)}
-
-    def _notes(self) -> list[str]:
-        """Say which hosts did not answer, and which have another version."""
-        here = metadata.version("ddp-notebook")
-        versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
-        return [
-            *self._missing,
-            *(
-                f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on "
-                "the job may differ"
-                for host, there in versions.items()
-                if there and there != here
-            ),
-        ]

@@ -265,7 +265,16 @@ _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elas
 
 def _read_ranks(lines: list[tuple[int | None, str]], rank: int | None, logs: Logs) -> None:
     """Read what the ranks themselves and NCCL's watchdogs in them wrote."""
-    for who, own, certain in _by_rank(lines, rank):
+    of: dict[int | None, list[str]] = {}
+    for who, line in lines:
+        of.setdefault(who, []).append(line)
+    # torch's hook for uncaught errors begins each line with the rank: one that stands in other
+    # lines may have been caught.
+    unmarked = of.pop(None, [])
+    parts = [(who, own, True) for who, own in of.items() if who is not None]
+    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
+        parts.insert(0, (rank, unmarked, False))
+    for who, own, certain in parts:
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
@@ -273,25 +282,6 @@ def _read_ranks(lines: list[tuple[int | None, str]], rank: int | None, logs: Log
             logs.last_words[who] = match[1]
     logs.watchdogs.add(lines, rank)
     logs.ranks.update(logs.watchdogs.ranks)
-
-
-def _by_rank(
-    lines: list[tuple[int | None, str]], rank: int | None
-) -> Iterator[tuple[int, list[str], bool]]:
-    """Return the lines of each rank, and whether an error in them was certainly not caught.
-
-    torch's hook for uncaught errors begins each line with the rank.
-    """
-    of: dict[int, list[str]] = {}
-    unmarked = []
-    for who, line in lines:
-        if who is not None:
-            of.setdefault(who, []).append(line)
-        else:
-            unmarked.append(line)
-    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
-        yield rank, unmarked, False
-    yield from ((who, own, True) for who, own in of.items())
 
 
 def _last_raised(lines: list[str], certain: bool) -> Raised | None:

@@ -83,22 +83,21 @@ def raised_in_last(error: RankError, issued: Sequence[Collective]) -> bool:
 
 def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> Verdict:
     """The verdict, with remedies that need no session: a magic cannot act on another's job."""
-    findings = tuple(_without_magics(finding) for finding in diagnosis.findings)
-    return Verdict(replace(diagnosis, findings=findings), basis, tuple(unread))
-
-
-def _without_magics(finding: Finding) -> Finding:
-    # A late rank may still come, and then nothing was wrong.
-    if finding.passing:
-        return replace(finding, remedy="Wait, or end the job.", commands=())
-    if not finding.commands:
-        return finding
-    # Rules are written for sessions, and their remedies name magics. None of these can act on a
-    # job of others: what remains is to correct the cause and to start the job again. But a
-    # stopped rank is resumed by a signal.
-    kept = finding.category is Category.STRAGGLER
-    own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
-    return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
+    findings = []
+    for finding in diagnosis.findings:
+        # A late rank may still come, and then nothing was wrong.
+        if finding.passing:
+            finding = replace(finding, remedy="Wait, or end the job.", commands=())
+        # Rules are written for sessions, and their remedies name magics. None of these can act on a
+        # job of others: what remains is to correct the cause and to start the job again. But a
+        # stopped rank is resumed by a signal.
+        elif finding.commands:
+            remedy = finding.remedy.partition(". ")[0] + "."
+            if finding.category is not Category.STRAGGLER or "%ddp" in remedy:
+                remedy = _AGAIN
+            finding = replace(finding, remedy=remedy, commands=())
+        findings.append(finding)
+    return Verdict(replace(diagnosis, findings=tuple(findings)), basis, tuple(unread))
 
 
 def places_to_json(
