@@ -336,15 +336,16 @@ def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int
 
 def _read_agent(lines: list[str], logs: Logs) -> None:
     """Read what torchrun's agent says: which processes it ended, and how each one ended."""
-    logs.closed.update(int(match[1]) for match in filter(None, map(_CLOSED.search, lines)))
-    rank = None
-    listed = [match.groups() for match in filter(None, map(_EXIT.search, lines))]
+    text = "\n".join(lines)
+    logs.closed.update(map(int, _CLOSED.findall(text)))
     # torchrun's summary lists the ranks that failed, and not those that ended well. Local ranks
     # begin with 0 on each host: where they equal the ranks, the log is of the first host, and all
     # ranks before those listed ran there, too.
-    if all(rank == local for rank, local in listed):
+    listed = _EXIT.findall(text)
+    if all(own == local for own, local in listed):
         # A number in a log may be any: of so many ranks no job is read.
         logs.ranks.update(range(min(max((int(own) for own, _ in listed), default=0), 10_000)))
+    rank = None
     for line in lines:
         if match := _EXIT.search(line):
             rank = int(match[1])

@@ -21,13 +21,14 @@ from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.jobs import pyspy
 from ddp_notebook.jobs.frames import Sources
-from ddp_notebook.jobs.pyspy import Reported, Thread
+from ddp_notebook.jobs.pyspy import Thread
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import (
     Activity,
     Case,
     Category,
+    Collective,
     Collectives,
     Finding,
     Local,
@@ -184,18 +185,18 @@ def untold(pid: int) -> tuple[int, ...]:
 
 def _told() -> Iterator[Seen]:
     try:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        pids = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
     except OSError:
         return  # not Linux
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     # What a process is told when it starts stays in /proc, whatever it sets later: so RANK there is
     # what a launcher said. Of mp.spawn it says nothing, for that is told by arguments (`untold`).
-    for pid in pids[:10_000]:
+    for pid in sorted(pids - {os.getpid()})[:10_000]:
         try:
             values = processes.environment(pid)
             rank = processes.launch_parameters(values)
             state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
-            if rank is None or pid == os.getpid() or state == "Z":
+            if rank is None or state == "Z":
                 continue
             words = processes.read(pid, "cmdline").split("\0")[1:]
             module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
@@ -240,6 +241,8 @@ class Used:
     queues: Mapping[str, tuple[int, int]]
     cuda: bool = False
     """It has the driver of a GPU loaded: then it may wait for the GPU."""
+    reached: frozenset[int] = frozenset()
+    """The ports to which it has TCP connections."""
 
 
 def used(pid: int) -> Used | None:
@@ -247,15 +250,15 @@ def used(pid: int) -> Used | None:
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
         own = set(_sockets(pid))
-        # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between
-        # two looks. What waits in its connections changes all the same.
-        queues = {
-            row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
-        }
+        rows = [row for row in _tcp(pid) if row.inode in own and row.state != _LISTEN]
         cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except (OSError, IndexError):
         return None
-    return Used(words[0], int(words[11]) + int(words[12]), queues, cuda)
+    # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between two
+    # looks. What waits in its connections changes all the same.
+    queues = {row.inode: row.queued for row in rows}
+    reached = frozenset(_port(row.other) for row in rows) - {0}
+    return Used(words[0], int(words[11]) + int(words[12]), queues, cuda, reached)
 
 
 def is_torchrun(pid: int) -> bool:
@@ -275,17 +278,6 @@ def listens(pid: int, port: int) -> bool | None:
     except OSError:
         return None
     return any(row.state == _LISTEN and _port(row.at) == port for row in rows)
-
-
-def connected(pid: int) -> frozenset[int]:
-    """Return the ports to which a process has TCP connections; none where unknown."""
-    try:
-        own = set(_sockets(pid))
-        return frozenset(
-            _port(row.other) for row in _tcp(pid) if row.inode in own and _port(row.other)
-        )
-    except OSError:
-        return frozenset()
 
 
 def _sockets(pid: int) -> Iterable[str]:
@@ -474,17 +466,28 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         absent = RankReport(
             0, Activity.IDLE, end=ProcessEnd(code=0), doing="its process ended without an error"
         )
-    found = [
-        _seen(rank, ranks[rank], second, sources, rank in still)
-        if rank in ranks
-        else Reported(replace(absent, rank=rank))
-        for rank in range(min(size, 4096))
-    ]
-    records = {
-        thread.record.rank: (thread.record,) for thread in found if thread.record is not None
-    }
+    reports: list[RankReport] = []
+    records: dict[int, tuple[Collective, ...]] = {}
+    for rank in range(min(size, 4096)):
+        process, threads, used = ranks.get(rank), second.threads.get(rank), second.used.get(rank)
+        if process is None:
+            report = replace(absent, rank=rank)
+        elif not process.torch:
+            report = RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet")
+        elif threads is None or used is None:
+            report = RankReport(rank, doing="its Python stack could not be read")
+        else:
+            rests = rank in still and not used.cuda
+            report, record = pyspy.report_of(rank, threads, sources, rests)
+            report = _with_store(report, process, used)
+            if record is not None:
+                records[rank] = (record,)
+        reports.append(report)
+    # Where the store's ports of some ranks are unknown, nothing says which of the others is right.
+    if any(e.inside == "process-group" and e.arguments.master_port is None for e in reports):
+        reports = [replace(e, arguments=replace(e.arguments, master_port=None)) for e in reports]
     case = Case(
-        _without_ports(thread.report for thread in found),
+        tuple(reports),
         told,
         None if told.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
         collectives=Collectives(records),
@@ -494,17 +497,6 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
     more = why_not_prepared(next(iter(ranks.values())).pid) or _MORE
     return Outside(case, still, second.threads, why_not, on_gpu, more)
-
-
-def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:
-    """Return what is seen of a rank that has a process."""
-    if not process.torch:
-        return Reported(RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet"))
-    used, threads = now.used.get(rank), now.threads.get(rank)
-    if threads is None or used is None:
-        return Reported(RankReport(rank, doing="its Python stack could not be read"))
-    found = pyspy.report_of(rank, threads, sources, still and not used.cuda)
-    return replace(found, report=_with_store(found.report, process))
 
 
 def _is_still(rank: int, first: Look, second: Look) -> bool:
@@ -536,7 +528,7 @@ def _watches(first: Look, second: Look) -> bool:
     return True
 
 
-def _with_store(report: RankReport, process: Seen) -> RankReport:
+def _with_store(report: RankReport, process: Seen, used: Used) -> RankReport:
     """Add what is known of the store: at which port a rank has reached it, or else whether a
     process listens there, if it is on this host."""
     given = report.arguments
@@ -548,18 +540,8 @@ def _with_store(report: RankReport, process: Seen) -> RankReport:
         probe = Probe(f"{given.master_addr}:{given.master_port}", state, detail)
         return replace(report, network=replace(report.network, probe=probe))
     # It has reached the port that it was told, if it is connected to that.
-    told, reached = process.told.get("MASTER_PORT", ""), frozenset[int]()
-    if report.inside == "process-group" and not report.initialized:
-        reached = connected(process.pid)
-    if told.isdigit() and int(told) in reached:
+    told = process.told.get("MASTER_PORT", "")
+    in_group = report.inside == "process-group" and not report.initialized
+    if in_group and told.isdigit() and int(told) in used.reached:
         return replace(report, arguments=replace(given, master_port=int(told)))
     return report
-
-
-def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
-    """Leave out the store's ports where those of some ranks are unknown: which is right then?"""
-    found = tuple(found)
-    unknown = (e.inside == "process-group" and e.arguments.master_port is None for e in found)
-    if not any(unknown):
-        return found
-    return tuple(replace(e, arguments=replace(e.arguments, master_port=None)) for e in found)

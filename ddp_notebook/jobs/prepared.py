@@ -392,11 +392,11 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
         else:
             unknown = DAMAGED if process.end_is_damaged else f"ended by {_NO_RECORD}"
         by_end.setdefault(case.ranks[rank].end.code or unknown, []).append(rank)
-    parts = [f"{name_ranks(ranks)} {_end_by(end, job, ranks)}" for end, ranks in by_end.items()]
     if waited:
-        parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
+        by_end[f"{_end_by(_TERMINATED, job, waited)} while waiting"] = [*waited]
+    parts = [f"{name_ranks(ranks)} {_end_by(end, job, ranks)}" for end, ranks in by_end.items()]
     begins = "No problem is seen; "
-    if waited or by_end.keys() - {_NOTHING}:
+    if by_end.keys() - {_NOTHING}:
         begins = "Undecided: "
         parts.append("by whom and why is not recorded")
     if failed:

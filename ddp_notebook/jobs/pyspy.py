@@ -193,35 +193,30 @@ _PEER = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
 _LIST = re.compile(r"\[\d{1,7}(, \d{1,7})*\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The report of a rank, and the collective in which it waits, where it waits in one."""
-
-    report: RankReport
-    record: Collective | None = None
-
-
-def report_of(rank: int, threads: Sequence[Thread], sources: Sources, still: bool) -> Reported:
-    """Return what is seen of a rank whose Python stacks these are.
+def report_of(
+    rank: int, threads: Sequence[Thread], sources: Sources, still: bool
+) -> tuple[RankReport, Collective | None]:
+    """Return the report of a rank whose Python stacks these are, and the collective in which it
+    waits, where it waits in one.
 
     `still` is true where its whole process was seen to do nothing between two looks, and waits
     for no GPU: only then a rank in ``backward`` is said to wait for others.
     """
     main = next((thread for thread in threads if thread.main), None)
     if main is None or not main.frames:
-        return Reported(RankReport(rank, doing="none of its Python code is on its main thread"))
+        return RankReport(rank, doing="none of its Python code is on its main thread"), None
     path = sources.path(main.frames)
     inside = _inside(main.frames)
     known = RankReport(rank, Activity.BUSY, doing=str(path[-1]) if path else "", path=path)
     if inside in _IN_SET_UP:
-        return Reported(_in_set_up(known, main, inside))
+        return _in_set_up(known, main, inside), None
     innermost = main.frames[0]
     # A rank in `backward` has the same Python stack whether it computes or waits in a bucket's
     # all_reduce: both are in C++. What tells them apart is that nothing of the process moved; and
     # on a GPU not even that does.
     in_backward = innermost.file.endswith(_ENGINE) and "backward" in innermost.function
     if not inside and not (still and in_backward):
-        return Reported(known)
+        return known, None
     record = _record(rank, main, path, inside)
     known = replace(
         known,
@@ -232,7 +227,7 @@ def report_of(rank: int, threads: Sequence[Thread], sources: Sources, still: boo
         left=1,
         initialized=True,
     )
-    return Reported(known, record)
+    return known, record
 
 
 def _torchs(main: Thread) -> Iterator[tuple[Frame, Mapping[str, str]]]:

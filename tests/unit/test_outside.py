@@ -194,7 +194,7 @@ def test_what_ranks_were_given_is_read_off_their_stacks_in_set_up(script: str) -
 
 
 def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
-    script: str, monkeypatch: pytest.MonkeyPatch
+    script: str,
 ) -> None:
     given = {"group_size": "3", "backend": '"gloo"', "group_rank": "0"}
     ports = {0: set_up(script, "_new_process_group_helper", C10D, **given)}
@@ -202,8 +202,8 @@ def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
         own = {"hostname": '"10.0.0.1"', "port": port, "world_size": "3", "rank": str(rank)}
         ports[rank] = set_up(script, "_create_c10d_store", RENDEZVOUS, **own)
     assert not found(seen(ports))
-    monkeypatch.setattr(looked_at, "connected", lambda pid: frozenset({29500}))
-    assert found(seen(ports)) == [(Category.ENV_MISMATCH, (1, 2))]
+    used = Used("S", 100, {}, reached=frozenset({29500}))
+    assert found(seen(ports, used=(used, used))) == [(Category.ENV_MISMATCH, (1, 2))]
 
 
 def test_ranks_that_still_load_torch_make_no_finding(script: str) -> None:
