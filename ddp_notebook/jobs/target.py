@@ -99,8 +99,10 @@ class Target(ABC):
         return stack_tree.merge([stack_of(r, self.over) for r in wanted], self.world_size)
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
-        """Return by rank the user's lines where it is or was, the outermost first."""
-        return {report.rank: report.path for report in self.reports() if report.path}
+        """Return by rank the user's lines where it is or was, or where it raised an error; the
+        outermost first."""
+        paths = {report.rank: report.path or report.error.at for report in self.reports()}
+        return {rank: path for rank, path in paths.items() if path}
 
     def board(self) -> Board:
         """Return what is known of each rank, in a row."""
@@ -191,11 +193,6 @@ class Prepared(Target):
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Ask the ranks that run for their stacks; of others, return the last known lines."""
         return stacks_of(self._asked(), ranks, locals)
-
-    def places(self) -> Mapping[int, tuple[Place, ...]]:
-        """Return the lines of `where`; of a rank that raised without one, where it raised."""
-        paths = {report.rank: report.path or report.error.at for report in self.reports()}
-        return {rank: path for rank, path in paths.items() if path}
 
 
 def _keys(job: Job) -> set[tuple[int, int]]:

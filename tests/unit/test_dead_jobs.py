@@ -17,13 +17,14 @@ import pytest
 
 from ddp_notebook import __main__
 from ddp_notebook.archive.format import Observed, decode_run, encode_run
+from ddp_notebook.archive.save import write
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import dumps, left, target, verdict
 from ddp_notebook.jobs.dumps import NotPlain
 from ddp_notebook.jobs.frames import Sources
 from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome, Verdict
-from ddp_notebook.model import Activity, Case, Diagnosis, RankReport, Stage
+from ddp_notebook.model import Activity, Case, Diagnosis, Place, RankError, RankReport, Stage
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.board_rows import board
 
@@ -394,6 +395,14 @@ def test_what_was_read_can_be_saved_in_one_file_and_read_again(
     assert "ddp-notebook save JOB" in capsys.readouterr().err
     assert saved.stat().st_mode & 0o777 == 0o600
     assert Left([saved]).why().diagnosis.findings[0].ranks == (0,)
+
+
+def test_of_a_rank_of_a_saved_run_that_raised_it_is_said_where(tmp_path: Path) -> None:
+    raised = RankError("ValueError", "no data", (Place("train.py", 3),))
+    case = Case((RankReport(0, Activity.FAILED, error=raised), RankReport(1, Activity.IDLE)))
+    run = target.saved(case, Verdict(Diagnosis(), ""), True, Observed("job 7"))
+    write(tmp_path / "saved.json", run, force=False)
+    assert Left([tmp_path / "saved.json"]).places() == {0: raised.at}
 
 
 def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
