@@ -88,22 +88,6 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return gone + (f" Prepared jobs: {known}." if known else "")
     if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
-    if told := _of_a_launcher(pid):
-        return told
-    if not was_set(pid) and not has_torch(pid):
-        return (
-            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
-            "Your jobs: ddp-notebook jobs"
-        )
-    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
-    return (
-        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
-        f"runs Python and py-spy is installed: {how_to_see(pid)}"
-    )
-
-
-def _of_a_launcher(pid: int) -> str:
-    """Say what a launcher of ranks waits for, or has started; empty of another process."""
     if outside.is_torchrun(pid) and processes.children(pid) == ():
         return (
             f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
@@ -117,7 +101,16 @@ def _of_a_launcher(pid: int) -> str:
             "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
             f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
         )
-    return ""
+    if not was_set(pid) and not has_torch(pid):
+        return (
+            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
+            "Your jobs: ddp-notebook jobs"
+        )
+    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
 
 
 # -- listed ------------------------------------------------------------------------------

@@ -193,24 +193,6 @@ def listed(host: str, *options: str) -> str:
     return "\n".join(preformatted(text.rstrip()))
 
 
-def on_all(hosts: Sequence[Host], words: Sequence[Sequence[str]]) -> list[bytes | UsageMistake]:
-    """Return what each host printed, or why it did not; `words` has a command for each."""
-
-    def run(host: Host, of: Sequence[str]) -> bytes | UsageMistake:
-        try:
-            return host.run(of)
-        except UsageMistake as mistake:
-            return mistake
-
-    with ThreadPoolExecutor(min(len(hosts), 16)) as pool:
-        return list(pool.map(run, hosts, words))
-
-
-def last_line(output: bytes) -> bytes:
-    """The line with what was asked for: a shell's start-up files may have printed before."""
-    return output.strip().rpartition(b"\n")[2]
-
-
 def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     """Return a command's exit code, None if it took too long, its output, its last error line."""
     late = threading.Event()
@@ -469,11 +451,11 @@ class Elsewhere(Target):
 
     def _look(self) -> dict[str, SavedRun]:
         """Return what each host knows now. Raises UsageMistake for what is no run."""
-        runs = {
-            host: Replay.of_text(last_line(out), f"what {host} answers").saved
-            for host, out in self._answers("save", "-").items()
-        }
-        for host, run in runs.items():
+        runs = {}
+        for host, output in self._answers("save", "-").items():
+            # It is the last line: a shell's start-up files may have printed before.
+            text = output.strip().rpartition(b"\n")[2]
+            run = runs[host] = Replay.of_text(text, f"what {host} answers").saved
             name = observed(run).name
             if self._names.setdefault(host, name) != name:
                 raise UsageMistake(f"{self.name} is no more: there it is {plain(name)} now.")
@@ -482,8 +464,15 @@ class Elsewhere(Target):
 
     def _answers(self, command: str, *options: str) -> dict[str, bytes]:
         """Return what each host prints; `_missing` says which do not, and why."""
-        words = [(command, word, *options) for word in self._words]
-        answers = on_all(self._hosts, words)
+
+        def run(host: Host, word: str) -> bytes | UsageMistake:
+            try:
+                return host.run((command, word, *options))
+            except UsageMistake as mistake:
+                return mistake
+
+        with ThreadPoolExecutor(min(len(self._hosts), 16)) as pool:
+            answers = list(pool.map(run, self._hosts, self._words))
         wrong = [answer for answer in answers if isinstance(answer, UsageMistake)]
         if len(wrong) == len(answers):
             raise wrong[0]

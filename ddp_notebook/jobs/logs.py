@@ -369,35 +369,29 @@ _LOCAL = re.compile(r"\s*\[default(\d{1,6})\]:(.*)", re.DOTALL)
 """That of torchrun's ``--tee``, on what its processes write: a local rank."""
 
 
-def _attributed(lines: Sequence[str]) -> list[tuple[int | None, str]]:
+def _attributed(lines: Iterable[str]) -> list[tuple[int | None, str]]:
     """Return each line without its marks, and the rank that wrote it, where a mark says that."""
-    is_rank = _ranks_of_local(lines)
-    attributed = []
+    none = -1
+    marked: list[tuple[int, int | None, str]] = []
+    ranks_of: dict[int, set[int]] = {none: set()}
     for text in lines:
-        rank = None
+        local, rank = none, None
         if match := _LOCAL.match(text):
-            rank, text = is_rank.get(int(match[1])), match[2]
+            local, text = int(match[1]), match[2]
+            ranks_of.setdefault(local, set())
+        elif match := _EXIT.search(text):
+            ranks_of.setdefault(int(match[2]), set()).add(int(match[1]))
         if match := _RANK.match(text):
             rank, text = int(match[1]), match[2]
-        attributed.append((rank, text))
-    return attributed
-
-
-def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
-    """Return which rank is which of torchrun's processes, where the log tells that of no other.
-
-    They are counted on each host, so in a log of several hosts one number is of several ranks.
-    """
-    marked: dict[int, set[int]] = {}
-    known: dict[int, set[int]] = {}
-    for line in lines:
-        if match := _LOCAL.match(line):
-            inner = _RANK.match(match[2])
-            marked.setdefault(int(match[1]), set()).update({int(inner[1])} if inner else ())
-        elif match := _EXIT.search(line):
-            known.setdefault(int(match[2]), set()).add(int(match[1]))
-    for local, ranks in marked.items():
-        known.setdefault(local, set()).update(ranks)
-    if all(ranks <= {local} for local, ranks in known.items()):
-        return {local: local for local in marked}  # of one host, as far as is known
-    return {local: min(known[local]) for local in marked if len(known[local]) == 1}
+            ranks_of[local].add(rank)
+        marked.append((local, rank, text))
+    # torchrun's processes are counted on each host, so in a log of several hosts one number is of
+    # several ranks. On one host, as far as is known, all have the numbers of their ranks.
+    del ranks_of[none]
+    on_one_host = all(ranks <= {local} for local, ranks in ranks_of.items())
+    is_rank = {
+        local: min(ranks, default=local)
+        for local, ranks in ranks_of.items()
+        if on_one_host or len(ranks) == 1
+    }
+    return [(is_rank.get(local) if rank is None else rank, text) for local, rank, text in marked]

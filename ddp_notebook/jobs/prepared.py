@@ -74,7 +74,15 @@ def judged(job: Job) -> tuple[Case, Verdict]:
             f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
             f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID",
         )
-    return case, for_others(diagnosis, _basis(job, case), notes)
+    answered = set(job.alive).difference(case.where(Activity.SILENT))
+    ended = job.processes.keys() - set(job.alive)
+    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
+    parts += [f"what {name_ranks(ended)} left"] if ended else []
+    basis = f"{' and '.join(parts)}, and their {_RECORDS}" if parts else f"{_RECORDS} alone"
+    return case, for_others(diagnosis, basis, notes)
+
+
+_RECORDS = "records of collectives"
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -420,13 +428,3 @@ def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:
     at = min(filter(None, times), default=0.0)
     when = time.strftime(" at %H:%M:%S", time.localtime(at)) if at else ""
     return f"{were} ended from outside, by a signal{when}"
-
-
-def _basis(job: Job, case: Case) -> str:
-    silent = case.where(Activity.SILENT)
-    answered = tuple(rank for rank in job.alive if rank not in silent)
-    ended = tuple(rank for rank in job.processes if rank not in job.alive)
-    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
-    parts += [f"what {name_ranks(ended)} left"] if ended else []
-    records = "records of collectives"
-    return f"{' and '.join(parts)}, and their {records}" if parts else f"{records} alone"
