@@ -349,16 +349,11 @@ def _report(
     rank: int, records: tuple[Collective, ...], error: RankError | None, written: Logs
 ) -> RankReport:
     """Return one rank's report: its error, else how its process ended, else what it was in."""
+    known = RankReport(rank, end=ProcessEnd(last_words=written.last_words.get(rank, "")))
     # A dump with records proves that the process group was made; a log proves nothing of it.
-    had_group = bool(records)
-    known = RankReport(
-        rank,
-        entered=int(had_group),
-        left=int(had_group),
-        initialized=had_group,
-        arguments=InitArguments(rank=rank) if had_group else InitArguments(),
-        end=ProcessEnd(last_words=written.last_words.get(rank, "")),
-    )
+    if records:
+        arguments = InitArguments(rank=rank)
+        known = replace(known, entered=1, left=1, initialized=True, arguments=arguments)
     if error is not None:
         return replace(known, activity=Activity.FAILED, path=error.at, error=error)
     code = written.exits.get(rank)
@@ -455,7 +450,7 @@ def _ended_in_set_up(case: Case) -> Iterable[Finding]:
         )
 
 
-def _conditional(case: Case) -> Iterable[Finding]:
+def _conditional(case: Case) -> list[Finding]:
     """Return collectives on whose line only some ranks come, where the others ended without it.
 
     Their dumps do not show that they did not call it later; the condition in the code does.
@@ -468,21 +463,24 @@ def _conditional(case: Case) -> Iterable[Finding]:
         if not record.is_point_to_point
     }
 
-    def stands_before(rank: int) -> bool:
-        """True of a rank whose records lead up to a collective in which another one was left."""
-        records = case.collectives.of.get(rank, ())
-        return bool(records) and (records[-1].group, records[-1].slot + 1) in at
-
-    ended = tuple(
+    # The ranks whose records lead up to a collective in which another one was left.
+    before = {
+        rank
+        for rank, records in case.collectives.of.items()
+        for last in records[-1:]
+        if (last.group, last.slot + 1) in at
+    }
+    ended = {rank for rank in before if case.ranks[rank].end.code == 0}
+    if not ended:
+        return []
+    ranks = tuple(
         replace(report, activity=Activity.IDLE, initialized=False)
-        if report.end.code == 0 and stands_before(report.rank)
+        if report.rank in ended
         else report
         for report in case.ranks
     )
-    if ended != case.ranks:
-        for finding in diagnose_run(replace(case, ranks=ended)).findings:
-            if finding.category is Category.CONDITIONAL_COLLECTIVE:
-                yield finding
+    findings = diagnose_run(replace(case, ranks=ranks)).findings
+    return [f for f in findings if f.category is Category.CONDITIONAL_COLLECTIVE]
 
 
 def _undecided(gathered: Gathered) -> list[Finding]:
