@@ -64,55 +64,41 @@ def command() -> str | None:
 
 def read(pids: Iterable[int]) -> Stacks:
     """Read the stacks of processes, all at about the same time."""
-    pids = tuple(pids)
     program = command()
     if program is None:
         return Stacks({}, (_NOT_INSTALLED,))
-    found, why_not = _read_once(program, pids)
-    again = [pid for pid, why in why_not.items() if _MAY_CHANGE in why]
-    if again:  # it read while the process ran on
-        more, why_not_more = _read_once(program, again)
-        found.update(more)
-        why_not = {
-            pid: why_not_more.get(pid, why) for pid, why in why_not.items() if pid not in more
-        }
-    return Stacks(found, tuple(dict.fromkeys(why_not.values())))
-
-
-_MAY_CHANGE = "py-spy could not read"
-
-
-def _read_once(
-    program: str, pids: Iterable[int]
-) -> tuple[dict[int, tuple[Thread, ...]], dict[int, str]]:
-    """Return the stacks that could be read; of the other processes, why not."""
     # Without --nonblocking py-spy would stop the process while it reads, and a job of others is not
     # to be paused. So one that computes may be read while its frames change. Then py-spy gives up,
     # and is asked once more; what it reads all the same may be wrong, so nothing is said of a rank
     # whose stack is not the same in two looks.
     words = [program, "dump", "--nonblocking", "--locals", "--json", "--pid"]
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    started = {
-        pid: subprocess.Popen([*words, str(pid)], stdin=none, stdout=pipe, stderr=pipe)
-        for pid in pids
-    }
-    until_s = time.monotonic() + 20.0  # of all: they run at the same time
     found: dict[int, tuple[Thread, ...]] = {}
     why_not: dict[int, str] = {}
-    for pid, process in started.items():
-        try:
-            output, error = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            output, error = b"", b"it took too long"
-        if threads := parse(output, pid):
-            found[pid] = threads
-        else:
-            why_not[pid] = _reason(pid, error.decode(errors="replace"))
-    return found, why_not
+    unread = tuple(pids)
+    for _attempt in range(2):
+        started = {
+            pid: subprocess.Popen([*words, str(pid)], stdin=none, stdout=pipe, stderr=pipe)
+            for pid in unread
+        }
+        until_s = time.monotonic() + 20.0  # of all: they run at the same time
+        for pid, process in started.items():
+            try:
+                output, error = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                output, error = b"", b"it took too long"
+            if threads := parse(output, pid):
+                found[pid] = threads
+                why_not.pop(pid, None)
+            else:
+                why_not[pid] = _reason(pid, error.decode(errors="replace"))
+        unread = tuple(pid for pid, why in why_not.items() if _MAY_CHANGE in why)
+    return Stacks(found, tuple(dict.fromkeys(why_not.values())))
 
 
+_MAY_CHANGE = "py-spy could not read"
 _NOT_INSTALLED = (
     "py-spy is not installed, so Python stacks cannot be read. Install it: pip install py-spy"
 )
