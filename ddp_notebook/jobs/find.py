@@ -47,20 +47,6 @@ def job_of(pid: int) -> Job:
     return job
 
 
-def newest() -> Job:
-    """Return the job that runs, else the newest that ran. Raises UsageMistake without any."""
-    everything = records.jobs()
-    alive = [job for job in everything if job.alive]
-    if len(alive) > 1:
-        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
-        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
-    if not everything:
-        raise UsageMistake(
-            f"There is no prepared job of yours on this host ({looked_in()}). {HOW_TO_PREPARE}"
-        )
-    return (alive or everything)[0]
-
-
 HOW_TO_PREPARE = (
     "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
 )

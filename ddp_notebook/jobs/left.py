@@ -392,18 +392,20 @@ def judged(gathered: Gathered) -> Diagnosis:
     if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
     # From what proves most to what proves least; each is asked where those before it are silent.
-    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
-    findings = (
-        findings
-        or list(apart(replace(case, collectives=Collectives(gathered.stood))))
-        or [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
-        or _left(case)
-        or _undecided(gathered)
-    )
+    if not findings:
+        findings = list(apart(replace(case, collectives=Collectives(gathered.stood))))
+    if not findings:
+        dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+        findings = [f for f in deaths(case, dead, ()) if not _is_victim(f, case)]
+    finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
+    lost = case.where(Activity.FAILED)
+    if not findings and len(finished) == 1 and len(lost) + 1 == case.world_size:
+        # All others lost their connection to a rank that had left.
+        findings = [f for f in failures.raised_in(case, finished) if f.ranks == finished]
+    findings = findings or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
-    all_ended_well = bool(case.ranks) and all(report.end.code == 0 for report in case.ranks)
-    sure = findings or all_ended_well
+    sure = findings or (finished and len(finished) == len(case.ranks))
     return replace(diagnosis, unsure="" if sure else _NOT_KNOWN)
 
 
@@ -417,15 +419,6 @@ def _is_victim(finding: Finding, case: Case) -> bool:
     """
     died = finding.category is Category.RANK_DIED
     return died and any(e.end.code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
-
-
-def _left(case: Case) -> list[Finding]:
-    """Return a rank that ended well, where all others lost their connection to one that left."""
-    finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
-    lost = case.where(Activity.FAILED)
-    if len(finished) != 1 or len(lost) + 1 != case.world_size:
-        return []
-    return [f for f in failures.raised_in(case, finished) if f.ranks == finished]
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:

@@ -32,7 +32,6 @@ from ddp_notebook.model import (
     Collectives,
     Finding,
     Local,
-    Place,
     Probe,
     ProcessEnd,
     RankReport,
@@ -249,8 +248,12 @@ def used(pid: int) -> Used | None:
     """Return what the system knows of a process; None if it is gone, or another user's."""
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
-        own = set(_sockets(pid))
-        rows = [row for row in _tcp(pid) if row.inode in own and row.state != _LISTEN]
+        own = set()
+        for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                own.add(str(path.readlink()))
+        connections = (row for row in _tcp(pid) if row.state != _LISTEN)
+        rows = [row for row in connections if f"socket:[{row.inode}]" in own]
         cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except (OSError, IndexError):
         return None
@@ -278,16 +281,6 @@ def listens(pid: int, port: int) -> bool | None:
     except OSError:
         return None
     return any(row.state == _LISTEN and _port(row.at) == port for row in rows)
-
-
-def _sockets(pid: int) -> Iterable[str]:
-    for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
-        try:
-            name = str(path.readlink())
-        except OSError:
-            continue  # closed meanwhile
-        if name.startswith("socket:["):
-            yield name[8:-1]
 
 
 class _Socket(NamedTuple):
@@ -394,22 +387,19 @@ class Outside:
             number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
         }
 
-    def _may_go_on(self, finding: Finding, lines: Sequence[Place]) -> bool:
-        """Return True where ranks that use no CPU may go on: asleep, in setup, or on a GPU."""
-        sleeps = any("sleep(" in place.text for place in lines)
-        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        return sleeps or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
-
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""
         still = tuple(rank for rank in finding.ranks if rank in self.still)
         if not still:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
-        lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
-        if still != finding.ranks or self._may_go_on(finding, lines):
-            return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
+        lines = [place for rank in still for place in self.case.ranks[rank].path[-1:]]
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
+        # A rank that uses no CPU may go on all the same: asleep, in setup, or on a GPU.
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        may_go_on = "sleep(" in at or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
+        if still != finding.ranks or may_go_on:
+            return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
         return Finding(
             Category.UNDECIDED,
             (),

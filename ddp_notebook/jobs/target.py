@@ -523,11 +523,21 @@ def _of_pid(pid: int) -> Target:
 
 
 def _newest() -> Target:
+    """Return the job that runs, else the one that began last. Raises UsageMistake without any."""
     jobs = records.jobs()
+    alive = [job for job in jobs if job.alive]
+    if len(alive) > 1:
+        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
+        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
     others = find.others(jobs)
-    if len(others) == 1 and not any(job.alive for job in jobs):
+    if len(others) == 1 and not alive:
         first = next(iter(others[0].values()))
         if not jobs or first.began_s > jobs[0].first.wall_s:
             return Unprepared(others[0], first.pid)
-    job = find.newest()
+    if not jobs:
+        raise UsageMistake(
+            f"There is no prepared job of yours on this host ({find.looked_in()}). "
+            f"{find.HOW_TO_PREPARE}"
+        )
+    job = (alive or jobs)[0]
     return Prepared(job, job.first.pid)
