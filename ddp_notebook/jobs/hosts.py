@@ -360,11 +360,10 @@ def named(words: Sequence[str], slurm: str | None = None) -> Target:
         return Elsewhere([(node, f"{OF_SLURM}{number}") for node in nodes])
     if not words or not is_elsewhere(words[0]):
         return on_this_host(words)
-    there = [ELSEWHERE.fullmatch(word) for word in words]
-    pairs = [(match[1], match[2]) for match in there if match]
-    if len(pairs) < len(words) or len({host for host, _ in pairs}) < len(pairs):
+    pid_on = {match[1]: match[2] for match in map(ELSEWHERE.fullmatch, words) if match}
+    if len(pid_on) < len(words):
         raise UsageMistake("Name a job on other hosts by one HOST:PID for each of them.")
-    return Elsewhere([(by_ssh(host), pid) for host, pid in pairs])
+    return Elsewhere([(by_ssh(host), pid) for host, pid in pid_on.items()])
 
 
 class Elsewhere(Target):

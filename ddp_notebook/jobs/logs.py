@@ -120,10 +120,10 @@ class Watchdogs:
         if not self.timed_out:
             return ""
         group = min(group for _, group in self.timed_out)
-        late = {rank: each for (rank, of), each in self.timed_out.items() if of == group}
-        first = min(number for number, _ in late.values())
+        late = [(*what, rank) for (rank, of), what in self.timed_out.items() if of == group]
+        first = min(number for number, *_ in late)
         same: dict[str, list[int]] = {}
-        for rank, (number, words) in late.items():
+        for number, words, rank in late:
             if number == first:
                 same.setdefault(words, []).append(rank)
         where = f" of {group}" if group else ""

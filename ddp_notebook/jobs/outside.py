@@ -393,8 +393,8 @@ class Outside:
         if not still:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
-        lines = [place for rank in still for place in self.case.ranks[rank].path[-1:]]
-        at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
+        lines = (place for rank in still for place in self.case.ranks[rank].path[-1:])
+        at = " and ".join(dict.fromkeys(f"{place}: {place.text}" for place in lines))
         # A rank that uses no CPU may go on all the same: asleep, in setup, or on a GPU.
         in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
         may_go_on = "sleep(" in at or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)

@@ -120,22 +120,17 @@ class Process:
         if error:
             raised = _raised(error, self.about.wall_s)
             return replace(last, activity=Activity.FAILED, error=raised, run=_RUN)
-        if error is not None and not self._orphan:
-            return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
-        if self._orphan:
+        if self._left(_END, _MOST_BYTES).get("orphan") is True:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
             return replace(ended, end=replace(ended.end, code=-signal.SIGINT.value))
+        if error is not None:
+            return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         code, path = self._signal_and_path()
         if code is None and not others_run and self.end_is_damaged:
             return replace(last, activity=Activity.SILENT, doing=f"it {DAMAGED}", inside="")
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, end=ProcessEnd(code=code))
-
-    @property
-    def _orphan(self) -> bool:
-        """True of a process that torch ended because the process that had started it was gone."""
-        return self._left(_END, _MOST_BYTES).get("orphan") is True
 
     def _written(self, rank: int) -> RankReport:
         """Return what it wrote after a long wait, if it issued nothing after; else nothing."""

@@ -450,7 +450,7 @@ def on_this_host(words: Sequence[str]) -> Target:
     first = words[0]
     # A folder may have a number for its name, as torchrun's attempts and Slurm's jobs do: then it
     # is meant.
-    if first.isascii() and first.isdigit() and not files.exists(Path(first)):
+    if re.fullmatch("[0-9]+", first) and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
         if len(first) > 18:  # the kernel has none of so many digits
