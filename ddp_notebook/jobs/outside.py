@@ -376,16 +376,12 @@ class Outside:
         diagnosis = replace(diagnosis, findings=findings, unsure=unsure)
         return for_others(diagnosis, basis, self.why_not)
 
-    def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
-        """Return the variables in a rank's frames of the user's, by the place in its path."""
-        main = _main(self.threads.get(rank, ()))
-        if main is None:
-            return {}
+    def variables(self, rank: int) -> tuple[tuple[Local, ...], ...]:
+        """Return the variables in each of a rank's frames of the user's, the outermost first."""
+        main = _main(self.threads.get(rank, ())) or Thread("", True)
         pairs = zip(main.frames, main.variables, strict=True)
         users = [own for frame, own in pairs if frame.users][::-1]
-        return {
-            number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
-        }
+        return tuple(tuple(Local(*pair) for pair in own.items()) for own in users)
 
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""

@@ -34,6 +34,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Doing,
     Frame,
+    Local,
     Place,
     RankReport,
     Ranks,
@@ -244,16 +245,11 @@ class Unprepared(Target):
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Return the lines of `ranks`; with `locals` the variables of the user's frames."""
         seen = self._look(twice=False)
-        stacks = []
-        for report in seen.case.ranks:
-            if ranks is None or report.rank in ranks:
-                variables = seen.variables(report.rank) if locals else {}
-                stack = stack_of(report, over=False)
-                frames = (
-                    replace(frame, locals=variables.get(number, ()))
-                    for number, frame in enumerate(stack.frames)
-                )
-                stacks.append(replace(stack, frames=tuple(frames)))
+        stacks = [
+            stack_of(report, False, seen.variables(report.rank) if locals else ())
+            for report in seen.case.ranks
+            if ranks is None or report.rank in ranks
+        ]
         return stack_tree.merge(stacks, self.world_size)
 
     def _look(self, twice: bool = True) -> Outside:
@@ -349,10 +345,13 @@ def stacks_of(job: Job, ranks: Ranks | None = None, locals: bool = False) -> Sta
     return stack_tree.merge(stacks, job.world_size)
 
 
-def stack_of(report: RankReport, over: bool) -> RankStack:
+def stack_of(
+    report: RankReport, over: bool, variables: Sequence[tuple[Local, ...]] = ()
+) -> RankStack:
     """Return a report's lines as a stack: the user's own, as it leaves out the others.
 
-    `over`: the job has ended, so that who says nothing is no more.
+    `over`: the job has ended, so that who says nothing is no more; `variables` are those of
+    each line of the report's path.
     """
     activity, operation, text = report.activity, "", report.doing
     path = report.path
@@ -363,7 +362,11 @@ def stack_of(report: RankReport, over: bool) -> RankStack:
         operation, text = report.inside, text.removeprefix(f"{report.inside}: ")
     elif over and activity is Activity.SILENT:
         activity, text = Activity.DEAD, text or "what it did then is not recorded"
-    frames = tuple(Frame(place.file, place.line, place.function, place.text) for place in path)
+    own = variables or ((),) * len(path)
+    frames = tuple(
+        Frame(at.file, at.line, at.function, at.text, locals=of)
+        for at, of in zip(path, own, strict=False)
+    )
     return RankStack(report.rank, Doing(activity, operation, text[:300]), frames)
 
 
