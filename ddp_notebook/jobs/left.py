@@ -289,7 +289,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
         all(dump.stacks for dump in read.values() if dump.records),
         found.notes,
         {} if any(records.values()) else stood,  # gloo's dumps have no sends
-        written.watchdogs.words() or _without_ranks(written),
+        written.watchdogs.words() or written.unclaimed,
     )
 
 
@@ -308,19 +308,6 @@ def _size(read: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
     if size > _MOST_RANKS:
         raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
     return size
-
-
-def _without_ranks(written: Logs) -> str:
-    """Return the facts of logs that do not name their ranks, in words."""
-    if written.unclaimed:
-        errors = "; ".join(text.partition("\n")[0] for text in written.unclaimed[:4])
-        return f"the log does not tell which ranks raised {errors}"
-    if written.closed and not written.ranks:
-        return (
-            f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
-            "what it did"
-        )
-    return ""
 
 
 def _call_of(rank: int, raised: Raised, at: tuple[Place, ...], size: int) -> Collective | None:

@@ -176,8 +176,9 @@ class Logs:
     """Why the logs must be of more than one job; empty if they need not be."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
-    unclaimed: tuple[str, ...] = ()
-    """Errors that ended ranks: which ranks is not known."""
+    unclaimed: str = ""
+    """What is certain although no rank is named, in words: errors that ended some, or how many
+    processes torchrun ended; empty for nothing."""
     last_words: dict[int, str] = field(default_factory=dict)
     watchdogs: Watchdogs = field(default_factory=Watchdogs)
     ranks: set[int] = field(default_factory=set)
@@ -241,7 +242,14 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
         logs.ranks.update(failed)
         for rank in failed:
             del logs.exits[rank]
-        logs.unclaimed = tuple(dict.fromkeys(f"{e.type}: {e.text[:200]}" for e in errors))
+        texts = [f"{e.type}: {e.text[:200]}".partition("\n")[0] for e in errors]
+        different = "; ".join([*dict.fromkeys(texts)][:4])
+        logs.unclaimed = f"the log does not tell which ranks raised {different}"
+    elif logs.closed and not logs.ranks:
+        count = len(logs.closed)
+        logs.unclaimed = (
+            f"torchrun ended {count} processes that still ran, and no rank wrote what it did"
+        )
 
 
 def _all_raised(lines: list[str]) -> Iterator[Raised]:
