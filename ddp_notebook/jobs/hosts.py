@@ -296,13 +296,10 @@ def diagnosed(runs: Runs) -> Diagnosis:
 def judged(diagnosis: Diagnosis, runs: Runs) -> Verdict:
     """Return a diagnosis with what it stands on."""
     basis = "; ".join(f"{plain(observed(run).basis)}, on {host}" for host, run in runs.items())
-    unread = ((host, note) for host, run in runs.items() for note in observed(run).unread)
-    notes = (f"{host}: {plain(note)}" for host, note in unread)
-    return (
-        for_others(diagnosis, basis, notes)
-        if len(runs) > 1
-        else Verdict(diagnosis, basis, tuple(notes))
+    notes = (
+        f"{host}: {plain(note)}" for host, run in runs.items() for note in observed(run).unread
     )
+    return for_others(diagnosis, basis, notes)
 
 
 def observed(run: SavedRun) -> Observed:
