@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ddp_notebook import files
@@ -269,9 +270,18 @@ class Left(Target):
     over = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        is_run = len(paths) == 1 and is_saved_run(paths[0])
-        self._read = Replay.read(paths[0]) if is_run else left.gather(paths)
         self._paths = paths
+        self._unread: tuple[str, ...] = ()
+        if len(paths) == 1 and is_saved_run(paths[0]):
+            run = Replay.read(paths[0])
+            observed = run.saved.observed
+            stood = f" ({plain(observed.basis)})" if observed and observed.basis else ""
+            self._about = f"the saved run {run.name}{stood}"
+            self._case, self._diagnosed = run.saved.case or Case(()), run.why
+        else:
+            found = left.gather(paths)
+            self._about, self._unread = found.basis, found.unread
+            self._case, self._diagnosed = found.case, partial(left.judged, found)
 
     @property
     def name(self) -> str:
@@ -282,34 +292,26 @@ class Left(Target):
     @property
     def about(self) -> str:
         """The kind of the files."""
-        if not isinstance(self._read, Replay):
-            return self._read.basis
-        observed = self._read.saved.observed
-        stood = f" ({plain(observed.basis)})" if observed is not None and observed.basis else ""
-        return f"the saved run {self._read.name}{stood}"
+        return self._about
 
     @property
     def world_size(self) -> int:
         """As far as the files tell."""
-        return len(self.reports())
+        return self._case.world_size
 
     def look(self) -> tuple[Case, Verdict]:
         """Return what is in the files. Raises UsageMistake where they know no rank."""
-        case = self._case()
-        if case is None or not case.ranks:
+        if not self._case.ranks:
             raise UsageMistake(f"Nothing is known of any rank in {self.name}.")
-        return case, self.why()
+        return self._case, self.why()
 
     def why(self) -> Verdict:
         """Return what was wrong. Raises UsageMistake where a saved run knows no ranks."""
-        if isinstance(self._read, Replay):
-            return for_others(self._read.why(), self.about)
-        return for_others(left.judged(self._read), self.about, self._read.unread)
+        return for_others(self._diagnosed(), self._about, self._unread)
 
     def reports(self) -> Sequence[RankReport]:
         """Return what the files tell of each rank."""
-        case = self._case()
-        return () if case is None else case.ranks
+        return self._case.ranks
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Return the lines at which ranks were last. Raises UsageMistake for `locals`."""
@@ -318,9 +320,6 @@ class Left(Target):
                 f"--locals needs ranks that can be asked; this is {self.name}. Type: %ddp_where"
             )
         return super().where(ranks)
-
-    def _case(self) -> Case | None:
-        return self._read.saved.case if isinstance(self._read, Replay) else self._read.case
 
 
 # -- as stacks, as a board and as a state ----------------------------------------------------
