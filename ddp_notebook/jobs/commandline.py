@@ -157,17 +157,14 @@ def _chosen(args: argparse.Namespace, target: Target) -> str:
 
 def _where(args: argparse.Namespace) -> int:
     target = hosts.named(args.target, args.slurm)
-    if args.stacks or args.locals or args.ranks is not None:
-        tree = target.where(ranks_of(target, args.ranks), args.locals)
-        _print(
-            places_to_json(target.places(), tree, target.name)
-            if args.json
-            else _chosen(args, target) + stacks.text(tree)
-        )
+    of_all = args.stacks or args.locals or args.ranks is not None
+    tree = target.where(ranks_of(target, args.ranks), args.locals) if of_all else None
+    if tree is not None and not args.json:
+        _print(_chosen(args, target) + stacks.text(tree))
         return 0
     places = target.places()
     if args.json:
-        _print(places_to_json(places, job=target.name))
+        _print(places_to_json(places, tree, target.name))
     else:
         text = _places_text(places, target.world_size, target.about, " ".join(args.target))
         _print(_chosen(args, target) + text)
