@@ -423,6 +423,11 @@ class IPyParallelCluster:
             self._forget(rank, self._pids[rank])
         self._await_forgotten(rank)
 
+    def lost_fork_server(self) -> None:
+        """Release who waits for the end of a process: all end with the server, and nobody tells."""
+        for ended in tuple(self._ends.values()):
+            ended.set()
+
     def close(self) -> None:
         """Close the client; the processes end with the fork server."""
         self._closing = True

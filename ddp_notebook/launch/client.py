@@ -140,7 +140,13 @@ class ForkServerClient:
         the fork server is gone, OSError when the child cannot start.
         """
         tag = next(self._tags)
-        future = self._spawned[tag] = Future()
+        future: Future[int] = Future()
+        # Under the lock either this sees that the server is gone, or `_gone` sees the future. That
+        # the command could be written proves nothing: a dying child may hold the pipe's other end.
+        with self._lock:
+            if self._lost:
+                raise SessionLost(_LOST)
+            self._spawned[tag] = future
         self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
         try:
             pid = self.result_of(future, timeout_s)
@@ -235,8 +241,10 @@ class ForkServerClient:
     def reset(self, timeout_s: float = 5) -> bool:
         """End all children; the server stays, for other ranks. False when it does not answer."""
         # Handlers are let go before the command is sent: what ends by it is nobody's any more.
-        self._reset = Future()
         with self._lock:
+            if self._lost:
+                return False
+            self._reset = Future()
             self._lost_handlers.clear()
             self._exit_handlers.clear()
         try:

@@ -367,6 +367,11 @@ class ScriptProcesses:
         for rank in alive:
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
 
+    def lost_fork_server(self) -> None:
+        """Release who waits for the end of the processes: nobody is left to tell of it."""
+        with self._gone:
+            self._gone.notify_all()
+
     def end(self) -> None:
         """End the remaining processes; the session's own processes are the ranks again."""
         # The order matters. Every end is told first, while the places are still the script's: its
@@ -375,7 +380,9 @@ class ScriptProcesses:
         # places: an event of the script's would change the state of a process that lives on.
         self.kill(self.ranks)
         with self._gone:
-            self._gone.wait_for(lambda: self._told >= self._pids.keys(), 5.0)
+            self._gone.wait_for(
+                lambda: self._told >= self._pids.keys() or not self._fork_server.alive, 5.0
+            )
         self._places.receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True

@@ -537,6 +537,10 @@ class Processes:
         return ""
 
     def _fork_server_lost(self) -> None:
+        # First of all: who waits for the end of one of its children would wait in vain.
+        self.cluster.lost_fork_server()
+        if self.script is not None:
+            self.script.lost_fork_server()
         if self._closing:
             return
         # Nobody is left to tell which rank ended how, so the session as a whole is lost.
