@@ -148,9 +148,16 @@ class Breakpoints:
         """
         self._pool.need(_VERB)
         existing(wanted.ranks, self._record.snapshot)
-        placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
+        options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
+        if wanted.on == COLLECTIVE and any(options):
+            raise UsageMistake(
+                "--on collective pauses every rank before each collective, and takes no other "
+                "options. Some ranks alone can then continue: %ddp_step --ranks 1"
+            )
+        placed = wanted if wanted.on else self._placed(where, wanted)
         _check_code(placed)
-        spec = replace(placed, number=self._last_number + 1)
+        once = placed.once or placed.on == NAN
+        spec = replace(placed, number=self._last_number + 1, once=once)
         self._all[spec.number] = spec
         self.enabled = True
         if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
@@ -348,17 +355,6 @@ def moved(before: str, line: int, after: str) -> int | None:
             kept = kind == "equal" or (kind == "replace" and index < there_end)
             return index + 1 if kept else 0
     return 0
-
-
-def _on_event(wanted: Breakpoint) -> Breakpoint:
-    """Raises UsageMistake for options that do not apply to a collective, an error or a value."""
-    options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
-    if wanted.on == COLLECTIVE and any(options):
-        raise UsageMistake(
-            "--on collective pauses every rank before each collective, and takes no other options. "
-            "Some ranks alone can then continue: %ddp_step --ranks 1"
-        )
-    return replace(wanted, once=True) if wanted.on == NAN else wanted
 
 
 def _check_code(spec: Breakpoint) -> None:

@@ -152,7 +152,11 @@ class Wrap:
         kinds = self._ask(calls.DESCRIBE, self._request)
         if all(description.kind == "ddp" for description in kinds.values()):
             self.done, self.stage = True, None
-            self._show_reduction()
+            known = self._ask(calls.REDUCTION, self._request)
+            step = known[self.ranks[0]].steps
+            text = f"as DDP noted it in step {step}" if step else "no step yet"
+            self._details = list(construction.reduction_lines(known, self.name))
+            self._show(WrapStage.BUCKETS, dict.fromkeys(self.ranks, text))
             return False
         why_not = {
             rank: construction.why_not(
@@ -170,7 +174,7 @@ class Wrap:
                 f"{self.name} is not wrapped yet, so DDP has no buckets for it. "
                 f"First: %ddp_wrap {self.name}"
             )
-        self._show(WrapStage.PARAMETERS_VERIFIED, self._rows_of({}))
+        self._show(WrapStage.PARAMETERS_VERIFIED, {})
         return True
 
     def step(self, to: WrapStage | None = None) -> StepTable:
@@ -178,16 +182,25 @@ class Wrap:
 
         Raises UsageMistake when there is nothing to step, CellInterrupted, SessionLost.
         """
-        stage = self._next_stage()
-        last = to or stage
-        if last.number < stage.number:
-            raise UsageMistake(f"Stage {last} is passed already. The next is {stage}: %ddp_step")
+        first = stage = self._next_stage()
+        last = to or first
+        if last.number < first.number:
+            raise UsageMistake(f"Stage {last} is passed already. The next is {first}: %ddp_step")
         self._details = []
         texts: dict[int, str] = {}
-        while self.stage is not None and self.stage.number <= last.number:
-            stage = self.stage
+        for stage in tuple(WrapStage)[first.number - 1 : last.number]:
+            self._details.append(f"── {construction.place(stage)} ──")
             try:
-                texts = self._pass(stage)
+                # torch's own check is a collective: a rank with more parameters would wait in it
+                # for the others. And when it goes step by step, cells may have run since the last.
+                if stage is WrapStage.PARAMETERS_VERIFIED or self.options.step:
+                    self._check_alike(stage)
+                texts = {
+                    WrapStage.PARAMETERS_VERIFIED: self._verify,
+                    WrapStage.BROADCAST: self._broadcast,
+                    WrapStage.BUCKETS: self._make_buckets,
+                    WrapStage.REDUCER: self._construct,
+                }[stage]()
             except _Stopped as stop:
                 return self._stop(stage, stop)
             except BaseException:
@@ -195,7 +208,7 @@ class Wrap:
                 raise
             self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
             self.done = self.stage is None
-        return self._show(stage, self._rows_of(texts))
+        return self._show(stage, texts)
 
     def _next_stage(self) -> WrapStage:
         again = f"Begin again: %ddp_wrap {self.name}"
@@ -227,12 +240,19 @@ class Wrap:
         title = f"{self.name}: {construction.place(stage)}, was not passed"
         return self._tabled(title, stage, stop.rows, f"%ddp_wrap {self.name}")
 
-    def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
+    def _show(self, stage: WrapStage, texts: Mapping[int, str]) -> StepTable:
+        """Tabulate where the ranks are, with each one's result of `stage`."""
         title = f"{self.name}: before {construction.place(stage)}"
         if self.done:
             title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
         elif self.stage is not stage:
             title = f"{self.name}: passed {construction.place(stage)}"
+        begun = self.stage is not WrapStage.PARAMETERS_VERIFIED
+        passed = construction.before(self.stage) if begun else ""
+        state = "done" if self.done else "paused"
+        rows = construction.rows(
+            {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
+        )
         return self._tabled(title, stage, rows, "" if self.done else "%ddp_step")
 
     def _tabled(
@@ -242,34 +262,9 @@ class Wrap:
         self.table = StepTable(title, rows, stage.about, stage.link, then, details)
         return self.table
 
-    def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
-        passed = (
-            "" if self.stage is WrapStage.PARAMETERS_VERIFIED else construction.before(self.stage)
-        )
-        state = "done" if self.done else "paused"
-        return construction.rows(
-            {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
-        )
-
     # -- the stages --------------------------------------------------------------------
 
-    def _pass(self, stage: WrapStage) -> dict[int, str]:
-        """Pass `stage`; returns each rank's result. Raises _Stopped."""
-        work = {
-            WrapStage.PARAMETERS_VERIFIED: self._verify,
-            WrapStage.BROADCAST: self._broadcast,
-            WrapStage.BUCKETS: self._make_buckets,
-            WrapStage.REDUCER: self._construct,
-        }[stage]
-        self._details.append(f"── {construction.place(stage)} ──")
-        if self.options.step and stage is not WrapStage.PARAMETERS_VERIFIED:
-            self._check_alike(stage)  # cells may have run since the last step
-        return work()
-
     def _verify(self) -> dict[int, str]:
-        # torch's own check is a collective: a rank with more parameters would wait in it for the
-        # others.
-        self._check_alike(WrapStage.PARAMETERS_VERIFIED)
         self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
@@ -346,13 +341,6 @@ class Wrap:
             for answer in sent.values() if target else ():
                 self._cluster.value_of(answer, 10.0)
 
-    def _show_reduction(self) -> None:
-        known = self._ask(calls.REDUCTION, self._request)
-        step = known[self.ranks[0]].steps
-        text = f"as DDP noted it in step {step}" if step else "no step yet"
-        self._details = list(construction.reduction_lines(known, self.name))
-        self._show(WrapStage.BUCKETS, self._rows_of(dict.fromkeys(self.ranks, text)))
-
     # -- asking the ranks --------------------------------------------------------------
 
     def _ask(
@@ -369,7 +357,12 @@ class Wrap:
         if answers.complete:
             return answers.values
         if answers.interrupted:
-            raise CellInterrupted(self._interrupted(stage, answers.pending), answers.pending)
+            text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
+            if pending := answers.pending:
+                text += f"; {name_ranks(pending)} still in it, get {them(pending)} back with "
+                text += f"%ddp_restart --ranks {format_ranks(pending)}"
+            again = f"Begin again: %ddp_wrap {self.name}"
+            raise CellInterrupted(f"{text}. {self.target} is as it was. {again}", pending)
         if stage is None:
             text = next(
                 (failure.text for failure in answers.failed.values()), "a rank does not answer"
@@ -382,10 +375,3 @@ class Wrap:
             stage, self.ranks, answers.failed, tuple(answers.dead), answers.pending
         )
         raise _Stopped(findings, rows)
-
-    def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
-        text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
-        if pending:
-            text += f"; {name_ranks(pending)} still in it, get {them(pending)} back with "
-            text += f"%ddp_restart --ranks {format_ranks(pending)}"
-        return f"{text}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"

@@ -25,7 +25,6 @@ from ddp_notebook.views import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -93,9 +92,24 @@ class Values:
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
 
-        Raises UsageMistake when a rank has no such variable or it cannot be sent.
+        Those of the last script, while its processes stay. Raises UsageMistake when a rank has no
+        such variable or it cannot be sent.
         """
-        replies = self._values(calls.VariableToSend(name, keep_tensors), ranks)
+        processes = self._pool.need("%ddp_pull")
+        check_name(name)
+        request = calls.VariableToSend(name, keep_tensors)
+        script, replies = processes.script, {}
+        if script is not None and self._runs.script_left:  # it is over, or stuck
+            members = script.ranks if ranks is None else ranks
+            check_ranks(members, self._record.snapshot)
+            asked = processes.cluster.ask(members, calls.PULL, request, _TIMEOUT_S)
+            gone = calls.PickledValue(error="its process has ended")
+            replies = dict.fromkeys(members, gone) | answered(asked)
+        else:
+            members = self._runs.idle(ranks, "%ddp_pull")
+            called = processes.cluster.call(members, calls.GET_VALUE, lambda _: request)
+            for rank, answer in called.items():
+                replies[rank] = processes.cluster.value_of(answer, _TIMEOUT_S)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
             raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
@@ -110,28 +124,6 @@ class Values:
             f" These are the variables of {script.title}, whose processes stay until the ranks "
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
-
-    def _values(
-        self, request: calls.VariableToSend, ranks: Ranks | None
-    ) -> dict[int, calls.PickledValue]:
-        """The values on `ranks`: those of the last script while its processes stay."""
-        processes = self._pool.need("%ddp_pull")
-        cluster, script = processes.cluster, processes.script
-        check_name(request.name)
-        if script is not None and self._runs.script_left:
-            return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
-        members = self._runs.idle(ranks, "%ddp_pull")
-        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
-        return {rank: cluster.value_of(answer, _TIMEOUT_S) for rank, answer in answers.items()}
-
-    def _of_script(
-        self, cluster: RankCluster, ranks: Ranks, request: calls.VariableToSend
-    ) -> dict[int, calls.PickledValue]:
-        """The values in the processes of a script that is over, or stuck."""
-        check_ranks(ranks, self._record.snapshot)
-        answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
-        gone = calls.PickledValue(error="its process has ended")
-        return dict.fromkeys(ranks, gone) | calls.answered(answers)
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
         """Completions of `code` at the cursor, from the first idle rank of `ranks`.

@@ -73,18 +73,19 @@ class Where:
 
         While ranks run that a script has started itself, theirs.
         """
-        if (started := self._started_ranks(runs.script)) is not None:
-            return started
-        processes, current = self._pool.processes, runs.current
-        facts = BoardFacts(self._record.snapshot, store=store)
-        if processes is None or current is None or current.done or facts.snapshot.ended:
+        script = runs.script
+        if script is not None and script.started_ranks is not None:
+            script.look()
+            if (shown := script.started_ranks.shown(script.title)) is not None:
+                return board_of(shown)
+        facts, run = BoardFacts(self._record.snapshot, store=store), runs.current
+        snapshot, collectives = facts.snapshot, Collectives()
+        if self._pool.processes is None or run is None or run.done or snapshot.ended:
             return board_of(facts)
-        snapshot, run, collectives = facts.snapshot, current, Collectives()
         # The collective logs are closed from another thread when the session ends.
         with contextlib.suppress(ValueError):
             # How many collectives of each rank the board looks at.
             collectives = run.logs.read(run.ranks, run.cell, 64)
-        # Ranks are not asked for the board: what was found of them holds until one of them moves.
         diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,
@@ -98,15 +99,6 @@ class Where:
         board = board_of(facts)
         notes = filter(None, [stuck_note(board, diagnosis)])
         return replace(board, notes=(*notes, *board.notes))
-
-    def _started_ranks(self, script: CellRun | None) -> Board | None:
-        """The board of the ranks that `script` has started itself; None while none run."""
-        started = script.started_ranks if script is not None else None
-        if script is None or started is None:
-            return None
-        script.look()
-        facts = started.shown(script.title)
-        return board_of(facts) if facts is not None else None
 
     def mesh_of_models(self) -> Mesh | None:
         """The largest mesh on which ranks hold parameters; None for none."""
@@ -141,7 +133,10 @@ class Where:
 
 
 def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> Diagnosis | None:
-    """What was found of a run that ranks are in; nothing once one of them has moved since."""
+    """Return what was found of a run that ranks are in, if none of them has moved since.
+
+    Ranks are not asked for the board.
+    """
     if run.detector is not None:
         return run.detector.latest
     issued = (record.issued_ns for records in collectives.of.values() for record in records[-1:])
