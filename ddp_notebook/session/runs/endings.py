@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -144,18 +144,14 @@ def _where(events: RunEvents) -> str:
     return f"{events.script}, line" if events.script else "cell line"
 
 
-def _at_lines(events: RunEvents, ends: Sequence[CellFinished]) -> str:
-    lines = sorted({end.line for end in ends} - {0})
-    plural = "s" if len(lines) > 1 else ""
-    return f" at {_where(events)}{plural} {', '.join(map(str, lines))}" if lines else ""
-
-
 def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
     """Return the error of a run that the user interrupted: who stopped, who is still in it."""
     by_outcome: dict[str, list[CellFinished]] = {}
     for end in tuple(events.finished.values()):
         by_outcome.setdefault(end.outcome, []).append(end)
-    where = _at_lines(events, by_outcome.get("interrupted", ()))
+    at = sorted({end.line for end in by_outcome.get("interrupted", ())} - {0})
+    plural = "s" if len(at) > 1 else ""
+    where = f" at {_where(events)}{plural} {', '.join(map(str, at))}" if at else ""
     ways = {"interrupted": f"stopped{where}", "ok": "had finished", "error": "had raised an error"}
     lines = [
         f"{name_ranks(tuple(end.rank for end in by_outcome[outcome]))} {what}"

@@ -402,7 +402,13 @@ class CellRun:
         if self.lost_reason and self.pending:
             return self._lost()
         if self.pending and interrupted():
-            return self._interrupt()
+            self.abort()
+            deadline_s = time.monotonic() + _STOP_WITHIN_S
+            while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
+                self.signal_started()
+                self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
+            # Whether or not they have stopped.
+            return self.result(endings.interruption(self.events, self.record.snapshot))
         if self.stops and until_paused:
             return replace(self.standing(), error=self.error(), steps=self.step_table())
         return self.end()
@@ -444,15 +450,6 @@ class CellRun:
             if interrupted():
                 return None
         return None
-
-    def _interrupt(self) -> CellResult:
-        """Interrupt its ranks; returns whether or not they stop."""
-        self.abort()
-        deadline_s = time.monotonic() + _STOP_WITHIN_S
-        while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
-            self.signal_started()
-            self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
-        return self.result(endings.interruption(self.events, self.record.snapshot))
 
     def _lost(self) -> CellResult:
         return self.result(SessionLost(f"{self.lost_reason} Start again: %ddp_init"))

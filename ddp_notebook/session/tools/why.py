@@ -161,12 +161,7 @@ class Why:
         if diagnosis is None:
             if any(away.intersection(finding.ranks) for finding in now.findings):
                 return now  # they ended after the run
-            now = replace(self._with_wrong_results(now), run=last.run)
-            current = self._runs.current
-            ends = current.events.finished.values() if current is not None else ()
-            if not now.findings and (stopped := failures.interrupted(ends)):
-                return replace(now, unsure=stopped)
-            return self._unexplained(case, now, last.run.title)
+            return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
         # Ranks that died or became unresponsive since it was found.
         gone = []
         for finding in now.findings:
@@ -181,6 +176,13 @@ class Why:
         return replace(
             diagnosis, findings=(*gone, *diagnosis.findings), notes=(note, *diagnosis.notes)
         )
+
+    def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
+        current = self._runs.current
+        ends = current.events.finished.values() if current is not None else ()
+        if not now.findings and (stopped := failures.interrupted(ends)):
+            return replace(now, unsure=stopped)
+        return self._unexplained(case, now, now.run.title if now.run is not None else "")
 
     def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
         current = self._runs.current
