@@ -435,7 +435,12 @@ class IPyParallelCluster:
         if self._closing:
             return
         if rank == CONTROLLER:
-            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{self._last_words()}")
+            lines: list[str] = []
+            with contextlib.suppress(OSError):
+                written = self.log_file(CONTROLLER).read_text("utf-8", "replace")
+                lines = [line.strip() for line in written.split("\n") if line.strip()]
+            last = f" Its last words: {lines[-1][:200]}" if lines else ""
+            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{last}")
         self._on_exit(rank, pid, code)
         if rank != CONTROLLER and self._client is not None:
             self._forget(rank, pid)
@@ -444,15 +449,6 @@ class IPyParallelCluster:
         """Wake all that wait for the controller."""
         with contextlib.suppress(InvalidStateError):  # another reason was set first
             self._ended.set_result(reason)
-
-    def _last_words(self) -> str:
-        """The last line that the controller wrote, to append to a sentence."""
-        with contextlib.suppress(OSError):
-            lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
-            for line in reversed(lines):
-                if line.strip():
-                    return f" Its last words: {line.strip()[:200]}"
-        return ""
 
     def _forget(self, rank: int, pid: int) -> None:
         """Tell the hub to unregister an engine that is gone, so that its id is free at once.

@@ -172,32 +172,14 @@ class ForkServerClient:
             try:
                 return future.result(min(1.0, silent_s))
             except TimeoutError:
-                now = self._loaded, self._cpu_s()
+                used_s = 0.0
+                with contextlib.suppress(psutil.Error):
+                    used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
+                now = self._loaded, used_s
                 if now != seen:
                     seen, since_s = now, time.monotonic()
                 elif time.monotonic() - since_s > silent_s:
                     raise
-
-    def _cpu_s(self) -> float:
-        with contextlib.suppress(psutil.Error):
-            return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
-        return 0.0
-
-    def spawn_call(
-        self, entry: str, arguments: Mapping[str, Any], log: Path, on_exit: ExitHandler
-    ) -> int:
-        """Start a child that calls the function `entry`, ``module:function``, and ends.
-
-        Return its pid. It is in this process's folder and environment, and writes to `log`. Raises
-        as `spawn`.
-        """
-        spec = {
-            "calls": [[entry, arguments]],
-            "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(log),
-        }
-        return self.spawn(spec, on_exit)
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.
@@ -280,7 +262,21 @@ class ForkServerClient:
             for line in self._events:
                 self._handle(json.loads(line))
         self._process.wait()
-        self._gone()
+        with self._lock:
+            self._lost = True
+            handlers, self._lost_handlers = self._lost_handlers, []
+            futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
+            for pid in list(self._pidfds):
+                self._close_pidfd(pid)
+        # Not under the lock, which is not reentrant: callbacks and handlers run on this thread, and
+        # may call `signal` or `on_lost`.
+        for future in futures:
+            if not future.done():
+                future.set_exception(SessionLost(_LOST))
+        self._on_loading(1.0)
+        for handler in handlers:
+            handler()
+        self._close_streams(self._process.stdin, self._events)
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
@@ -308,23 +304,6 @@ class ForkServerClient:
                 self._exit_codes.clear()
                 self._reset.set_result(None)
 
-    def _gone(self) -> None:
-        with self._lock:
-            self._lost = True
-            handlers, self._lost_handlers = self._lost_handlers, []
-            futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
-            for pid in list(self._pidfds):
-                self._close_pidfd(pid)
-        # Not under the lock, which is not reentrant: callbacks and handlers run on this thread, and
-        # may call `signal` or `on_lost`.
-        for future in futures:
-            if not future.done():
-                future.set_exception(SessionLost(_LOST))
-        self._on_loading(1.0)
-        for handler in handlers:
-            handler()
-        self._close_streams(self._process.stdin, self._events)
-
     def _close_pidfd(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:
@@ -334,3 +313,42 @@ class ForkServerClient:
         for stream in streams:
             with contextlib.suppress(OSError):  # of a server that is gone: a flush may fail
                 stream.close()
+
+
+class CalledProcess:
+    """A child that makes one call and ends with it, in this process's folder and environment."""
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        entry: str,
+        arguments: Mapping[str, Any],
+        log: Path,
+        on_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`."""
+        self._fork_server = fork_server
+        self._ended = threading.Event()
+        spec = {
+            "calls": [[entry, arguments]],
+            "env": child_environment({}),
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "log": str(log),
+        }
+
+        def exited(_code: int) -> None:
+            self._ended.set()
+            on_exit()
+
+        self.pid = fork_server.spawn(spec, exited)
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs."""
+        return not self._ended.is_set()
+
+    def kill(self) -> None:
+        """End it; return when it is gone."""
+        if self.alive:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+            self._ended.wait(2.0)

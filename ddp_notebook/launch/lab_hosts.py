@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 
 INTERFACE = "net0"
 """The hosts' network interface besides the loopback."""
@@ -190,22 +190,17 @@ class LabHosts:
         drops: str,
         port: int,
     ) -> None:
-        self._fork_server = fork_server
-        self._ended = False
         self.port = port
         self._report = folder / f"lab-{time.monotonic_ns()}.json"
         arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}
-        self.pid = fork_server.spawn_call(
-            "ddp_notebook.launch.lab_hosts:hold",
-            arguments,
-            folder / "lab.log",
-            self._exited,
+        self._holder = CalledProcess(
+            fork_server, "ddp_notebook.launch.lab_hosts:hold", arguments, folder / "lab.log"
         )
 
     def place(self, world_size: int) -> Placed:
         """Wait until the hosts exist and place the ranks on them. Raises UsageMistake."""
         deadline = time.monotonic() + 10.0
-        while not self._report.exists() and not self._ended and time.monotonic() < deadline:
+        while not self._report.exists() and self._holder.alive and time.monotonic() < deadline:
             time.sleep(0.005)
         report: dict[str, Any] = {"error": "the process that makes them ended, or took too long"}
         if self._report.exists():
@@ -220,11 +215,4 @@ class LabHosts:
     def close(self) -> None:
         """End the process; the hosts are gone as soon as no rank is on them any more."""
         self._report.unlink(missing_ok=True)
-        if not self._ended:
-            self._fork_server.signal(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 2.0
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-    def _exited(self, _: int) -> None:
-        self._ended = True
+        self._holder.kill()

@@ -17,7 +17,7 @@ from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.addresses import why_no_loopback
-from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.lab_hosts import LabHosts, Placed
@@ -50,7 +50,7 @@ from ddp_notebook.session.script_processes import ScriptProcesses
 from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
 
 
-class StoreProcess:
+class StoreProcess(CalledProcess):
     """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
 
     def __init__(
@@ -62,31 +62,21 @@ class StoreProcess:
         host: str,
         port: int,
     ) -> None:
-        self._fork_server = fork_server
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
-        self._ended = False
         # Before the process is started: it may answer while `spawn_call` has yet to return its pid.
         # So every store's answer is kept, the last store's too, and `_own_answer` picks the one of
         # this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
-        self.pid = fork_server.spawn_call(
-            "ddp_notebook.rank.setup.store_process:main",
-            arguments,
-            folder / "store.log",
-            self._exited,
-        )
-
-    @property
-    def alive(self) -> bool:
-        """True while its process runs."""
-        return not self._ended
+        entry = "ddp_notebook.rank.setup.store_process:main"
+        log = folder / "store.log"
+        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()))
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
-        self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
+        self._record.wait_for(lambda: bool(self._own_answer()) or not self.alive, timeout_s)
         # A process that cannot listen reports why and exits; its report may arrive after its exit.
         self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
         answer = self._own_answer()
@@ -105,9 +95,7 @@ class StoreProcess:
     def close(self) -> None:
         """End the process; returns when its port is free."""
         self._unsubscribe()
-        if not self._ended:
-            self._fork_server.signal(self.pid, signal.SIGKILL)
-            self._record.wait_for(lambda: self._ended, 2.0)
+        self.kill()
 
     def _own_answer(self) -> StoreOpened | StoreFailed | None:
         return next((event for event in self._answers if event.pid == self.pid), None)
@@ -116,10 +104,6 @@ class StoreProcess:
         for event in events:
             if isinstance(event, (StoreOpened, StoreFailed)):
                 self._answers.append(event)
-
-    def _exited(self, code: int) -> None:
-        self._ended = True
-        self._record.add(())
 
 
 _EVENTS = "events.sock"
@@ -151,8 +135,8 @@ class Processes:
         self._started_s = time.time()
         self.script: ScriptProcesses | None = None
         """The processes of the last script, until something else runs."""
-        self._store: StoreProcess | None = None
-        self._script_store: StoreProcess | None = None
+        self._stores: dict[str, StoreProcess] = {}
+        """The last store of the session, and the last one of a script."""
         self._lab: LabHosts | None = None
         self._closing = False
         self._log_files: dict[int, Path] = {}
@@ -324,51 +308,47 @@ class Processes:
 
     # -- the store ---------------------------------------------------------------------
 
-    def _store_process(self, port: int) -> StoreProcess:
-        self._need_folder("No store can be opened.")
-        return StoreProcess(
-            self.fork_server,
-            self.receiver,
-            self.record,
-            self.folder,
-            self.options.master_addr,
-            port,
-        )
+    def open_store(self, of: str = "session") -> None:
+        """Have the store of the session or of a script listen; its earlier one is closed.
 
-    def open_store(self) -> None:
-        """Have the session's store listen where the options say; an earlier one is closed."""
-        if self._store is not None:
-            self._store.close()
-        self._store = self._store_process(self.options.master_port)
+        The session's does where the options say.
+        """
+        if of in self._stores:
+            self._stores[of].close()
+        self._need_folder("No store can be opened.")
+        host, port = self.options.master_addr, self.options.master_port if of == "session" else 0
+        opened = StoreProcess(self.fork_server, self.receiver, self.record, self.folder, host, port)
+        self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
     def store_address(self) -> tuple[str, int]:
         """Where the store listens; opens it again when its process is gone. Raises SetupFailed."""
-        if self._store is None or not self._store.alive:
+        if not self.store_alive:
             self.open_store()
-        assert self._store is not None
-        return self._store.address(self.options.timeout_s)
+        return self._stores["session"].address(self.options.timeout_s)
 
-    @property
-    def store_alive(self) -> bool:
-        """True while the session's store can be reached."""
-        return self._store is not None and self._store.alive
+    def fresh_store(self) -> tuple[str, int]:
+        """The address of an empty store for a script: its keys would clash with the last run's."""
+        self.open_store("script")
+        return self._stores["script"].address(self.options.timeout_s)
+
+    def _living_stores(self) -> dict[str, int]:
+        """Return the processes that host a store."""
+        return {of: store.pid for of, store in self._stores.items() if store.alive}
 
     @property
     def store_pid(self) -> int:
         """The process that hosts the session's store, 0 when there is none."""
-        return self._store.pid if self._store is not None and self._store.alive else 0
+        return self._living_stores().get("session", 0)
+
+    @property
+    def store_alive(self) -> bool:
+        """True while the session's store can be reached."""
+        return "session" in self._living_stores()
 
     @property
     def script_store_alive(self) -> bool:
         """True while the last script's store can be reached."""
-        return self._script_store is not None and self._script_store.alive
-
-    def fresh_store(self) -> tuple[str, int]:
-        """The address of an empty store for a script: its keys would clash with the last run's."""
-        if self._script_store is not None:
-            self._script_store.close()
-        self._script_store = self._store_process(0)
-        return self._script_store.address(self.options.timeout_s)
+        return "script" in self._living_stores()
 
     # -- scripts -----------------------------------------------------------------------
 
@@ -411,11 +391,10 @@ class Processes:
     # -- what serves the ranks ---------------------------------------------------------
 
     def _serving(self) -> dict[int, str]:
-        stores = [store for store in (self._store, self._script_store) if store and store.alive]
         return {
             self.fork_server.pid: "fork server",
             self.cluster.controller_pid: "ipyparallel controller",
-            **{store.pid: "store's process" for store in stores},
+            **dict.fromkeys(self._living_stores().values(), "store's process"),
         }
 
     def _wake(self, pid: int, name: str) -> None:

@@ -17,7 +17,6 @@ from ddp_notebook.model import (
     StepTable,
     TensorFacts,
     Unread,
-    VariableCell,
     VariableRow,
     VariableTable,
     by_value,
@@ -202,24 +201,25 @@ class Looking:
     def _compared(self, row: VariableRow, facts: Mapping[int, TensorFacts]) -> VariableRow:
         base = next((cell for cell in row.cells if not cell.note and not cell.odd), None)
         other = facts.get(base.ranks[0]) if base is not None else None
-        cells: list[VariableCell] = []
-        for cell in row.cells:
+        if base is None or other is None or not other.read:
+            return row
+        cells = list(row.cells)
+        # Of many values the first ones are enough: they probably differ everywhere.
+        for number, cell in enumerate(row.cells[:4]):
             own = facts.get(cell.ranks[0])
-            # Of many values the first ones are enough: they probably differ everywhere.
-            if cell is base or len(cells) > 3 or own is None or other is None or base is None:
-                cells.append(cell)
+            if cell is base or own is None or not own.read or own.shape != other.shape:
                 continue
-            note, is_read = cell.note, bool(own.read and other.read)
-            if is_read and own.shape == other.shape and 1 < own.size <= 2**24:
-                index, far = self._first_difference((base.ranks[0], cell.ranks[0]), own.size)
-                if index is not None:
-                    if far and own.size <= calls.MOST_VALUES:
-                        note = f"max difference {far:.4g}"
-                    elif far and not note.startswith("max difference"):
-                        note = f"max difference {far:.4g} or more"
-                    place = f"first at {unravelled(index, own.shape)}"
-                    note = f"{note}, {place}" if note else place
-            cells.append(replace(cell, note=note))
+            if not 1 < own.size <= 2**24:
+                continue
+            index, far = self._first_difference((base.ranks[0], cell.ranks[0]), own.size)
+            if index is None:
+                continue
+            note, place = cell.note, f"first at {unravelled(index, own.shape)}"
+            if far and own.size <= calls.MOST_VALUES:
+                note = f"max difference {far:.4g}"
+            elif far and not note.startswith("max difference"):
+                note = f"max difference {far:.4g} or more"
+            cells[number] = replace(cell, note=f"{note}, {place}" if note else place)
         return replace(row, cells=tuple(cells))
 
     def _first_difference(self, ranks: Ranks, size: int) -> tuple[int | None, float | None]:
