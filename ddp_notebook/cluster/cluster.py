@@ -355,14 +355,13 @@ class IPyParallelCluster:
                 f"The ranks have not answered within {timeout_s:g} s; they may have taken "
                 f"{', '.join(values)} later. Look: %ddp_vars"
             ) from None
-        except ipp.CompositeError as error:
-            name, text, *_ = error.elist[0]
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {name}: {text}.") from None
-        except ipp.RemoteError as error:
-            what = f"{error.ename}: {error.evalue}"
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {what}.") from None
-        except (ipp.EngineError, ipp.TaskAborted) as error:
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {error}.") from None
+        except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
+            why = str(error)
+            if isinstance(error, ipp.CompositeError):  # of several ranks
+                why = ": ".join(error.elist[0][:2])
+            elif isinstance(error, ipp.RemoteError):
+                why = f"{error.ename}: {error.evalue}"
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {why}.") from None
 
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""

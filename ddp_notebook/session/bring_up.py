@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
@@ -100,26 +98,21 @@ class BringUp:
             generation=self.generation, backend=devices.backend, init_method=init_method
         )
         self.record.begin_setup()
-        plan = SetUpPlan(
-            rank=0,
-            world_size=options.world_size,
-            backend=devices.backend,
-            device="",
-            init_method=options.init_method,
-            master_addr=host,
-            master_port=port,
-            store_path=store_path,
-            generation=self.generation,
-            timeout_s=options.timeout_s,
-            threads=options.threads,
-            store=store,
-            patient=patient,
-        )
         return {
-            rank: structs.replace(
-                plan,
+            rank: SetUpPlan(
                 rank=rank,
+                world_size=options.world_size,
+                backend=devices.backend,
                 device=devices.devices[rank],
+                init_method=options.init_method,
+                master_addr=host,
+                master_port=port,
+                store_path=store_path,
+                generation=self.generation,
+                timeout_s=options.timeout_s,
+                threads=options.threads,
+                store=store,
+                patient=patient,
                 settings=dict(settings.get(rank, {})),
             )
             for rank in self.everyone
