@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import RankReport, Ranks, codec
@@ -150,15 +150,21 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
             left_s = max(0.0, deadline_s - time.monotonic())
             for key, _ in selector.select(left_s):
                 rank, received = key.data
-                try:
-                    piece = cast("socket.socket", key.fileobj).recv(1 << 16)
-                except BlockingIOError:
-                    continue
-                except OSError:  # it has ended, as after an empty piece
-                    piece = b""
-                received += piece
+                ended = _has_ended(key.fileobj, received)
                 if complete := first_message(received):
                     answers[rank] = complete
-                if not piece or complete or len(received) > MOST_BYTES:
+                if ended or complete or len(received) > MOST_BYTES:
                     selector.unregister(key.fileobj)
     return answers
+
+
+def _has_ended(connection: Any, received: bytearray) -> bool:
+    """Read more into `received`; return True where nothing can follow."""
+    try:
+        piece = connection.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    received += piece
+    return not piece

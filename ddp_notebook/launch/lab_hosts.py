@@ -88,8 +88,24 @@ def hold(report: str, names: Sequence[str], drops: str, port: int) -> None:
     `report`. `drops` is what the firewall drops (see `firewall`), `port` the store's.
     """
     result: dict[str, Any]
+    hosts: list[dict[str, int]] = []
     try:
-        result = {"hosts": _open(names, drops, port)}
+        for name in names:
+            unshare()
+            socket.sethostname(name)
+            # Without IPv6 names and addresses are unambiguous: the faults are about IPv4.
+            with contextlib.suppress(OSError):
+                Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+            kinds = ("net", "uts")
+            # The next `unshare` leaves this host. These descriptors keep it open until this process
+            # ends, and their paths are how ranks enter it.
+            hosts.append({k: os.open(f"/proc/thread-self/ns/{k}", os.O_RDONLY) for k in kinds})
+        paths = [{k: f"/proc/{os.getpid()}/fd/{fd}" for k, fd in host.items()} for host in hosts]
+        peer = f"peer name {INTERFACE} netns {paths[0]['net']}"
+        _ip(f"link add {INTERFACE} type veth {peer}", *configuration(1, drops, port))
+        _call("setns", hosts[0]["net"], _CLONE_NEWNET)
+        _ip(*configuration(0, drops, port))
+        result = {"hosts": paths}
     except (OSError, subprocess.SubprocessError) as error:
         more = getattr(error, "stderr", None) or ""
         result = {"error": " ".join(f"{error} {more}".split())}
@@ -98,27 +114,6 @@ def hold(report: str, names: Sequence[str], drops: str, port: int) -> None:
     unfinished.rename(report)  # atomic: a reader never sees half of it
     if "hosts" in result:
         signal.pause()
-
-
-def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
-    """Make two linked hosts; the paths of their namespaces. Leaves this thread on host 0."""
-    hosts: list[dict[str, int]] = []
-    for name in names:
-        unshare()
-        socket.sethostname(name)
-        # Without IPv6 names and addresses are unambiguous: the faults are about IPv4.
-        with contextlib.suppress(OSError):
-            Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
-        kinds = ("net", "uts")
-        # The next `unshare` leaves this host. These descriptors keep it open until this process
-        # ends, and their paths are how ranks enter it.
-        hosts.append({k: os.open(f"/proc/thread-self/ns/{k}", os.O_RDONLY) for k in kinds})
-    paths = [{k: f"/proc/{os.getpid()}/fd/{fd}" for k, fd in host.items()} for host in hosts]
-    peer = f"peer name {INTERFACE} netns {paths[0]['net']}"
-    _ip(f"link add {INTERFACE} type veth {peer}", *configuration(1, drops, port))
-    _call("setns", hosts[0]["net"], _CLONE_NEWNET)
-    _ip(*configuration(0, drops, port))
-    return paths
 
 
 def configuration(host: int, drops: str, port: int) -> list[str]:

@@ -215,7 +215,7 @@ class Processes:
 
             def hopeless() -> bool:
                 dead = {*self.record.snapshot.with_status(Status.DEAD)}.intersection(ranks)
-                return interrupted() or self._closing or bool(dead or stopped.among(ranks))
+                return any([interrupted(), self._closing, dead, stopped.among(ranks)])
 
             for rank in ranks:
                 extra = {**self.devices.environment[rank], **self._network()}
@@ -244,14 +244,16 @@ class Processes:
                 for rank in ranks:
                     self.cluster.stop(rank)
                 raise KeyboardInterrupt
-        if missing and self.record.snapshot.ended:
-            raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
-        if missing:
-            lines = deaths(self.record.snapshot)
-            for rank, why in stopped.among(missing).items():
-                lines.append(f"Rank {rank} did not start: {why}.")
-            lines = lines or [f"{name_ranks(missing).capitalize()} did not start."]
-            raise SetupFailed("\n".join(lines))
+        if not missing:
+            return
+        if ended := self.record.snapshot.ended:
+            raise SessionLost(f"{ended} Start again: %ddp_init")
+        lines = deaths(self.record.snapshot)
+        for rank, why in stopped.among(missing).items():
+            lines.append(f"Rank {rank} did not start: {why}.")
+        raise SetupFailed(
+            "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
+        )
 
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""

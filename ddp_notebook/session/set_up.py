@@ -443,17 +443,17 @@ class SetUp:
             left = busy()
         dead = self._record.snapshot.with_status(Status.DEAD)
         others = tuple(rank for rank in dead if rank not in stopped)
-        if left or others:
-            # A group needs every rank. Those in a cell are named, else the dead.
-            missing = left or others
-            where = "still in a cell" if left else "dead"
-            free = "Free them with their variables: %ddp_abort. Or restart" if left else "Restart"
+        if missing := left or others:  # a group needs every rank
+            where, then = "dead", "Restart"
+            if left:
+                where = "still in a cell"
+                then = "Free them with their variables: %ddp_abort. Or restart"
             ended = verb(
                 stopped, "was ended and has no new process", "were ended and have no new processes"
             )
             raise UsageMistake(
                 f"{ended[:1].upper()}{ended[1:]} yet. The group needs every rank, and "
-                f"{name_ranks(missing)} {are(missing)} {where}. {free} them together: "
+                f"{name_ranks(missing)} {are(missing)} {where}. {then} them together: "
                 f"%ddp_restart --ranks {format_ranks((*stopped, *left, *others))}"
             )
 

@@ -51,7 +51,9 @@ class Settling:
         if self._events.stops.keys() >= set(pending):
             return True
         tails = self._logs.read(pending, self._events.cell, last=1).of
-        paused = {*self._held(tails), *self._events.stops}
+        # A rank that was let go says so in its record a moment later: until then the record reads
+        # as if it were paused there. So being paused counts at another number only.
+        paused = {*_held(tails, self._left), *self._events.stops}
         free = tuple(rank for rank in pending if rank not in paused)
         if not free:
             return True
@@ -72,16 +74,6 @@ class Settling:
         )
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
-
-    def _held(self, tails: Mapping[int, Sequence[Collective]]) -> set[int]:
-        """Return the ranks that pause before a collective, and not still before the last one."""
-        # A rank that was let go says so in its record a moment later: until then the record reads
-        # as if it were paused there. So being paused counts at another number only.
-        return {
-            rank
-            for rank, tail in tails.items()
-            if any(step_rows.is_paused(r) and r.number != self._left.get(rank) for r in tail)
-        }
 
 
 def table(events: RunEvents, logs: CollectiveLogs) -> StepTable:
@@ -106,5 +98,14 @@ def paused_ranks(events: RunEvents, logs: CollectiveLogs, ranks: Ranks | None = 
     among = tuple(rank for rank in events.pending if ranks is None or rank in ranks)
     others = tuple(rank for rank in among if rank not in events.stops)
     tails = logs.read(others, events.cell, last=1).of if others else {}
-    held = {rank for rank, tail in tails.items() if any(map(step_rows.is_paused, tail))}
+    held = _held(tails, {})
     return tuple(rank for rank in among if rank in held or rank in events.stops)
+
+
+def _held(tails: Mapping[int, Sequence[Collective]], left: Mapping[int, int | None]) -> set[int]:
+    """Return the ranks that pause before a collective, and not still at the number in `left`."""
+    return {
+        rank
+        for rank, tail in tails.items()
+        if any(step_rows.is_paused(r) and r.number != left.get(rank) for r in tail)
+    }

@@ -221,10 +221,9 @@ def story(fault: Fault, *, whole: bool = False) -> str:
         dropped = {"store": "TCP to the store's port", "ranks": "TCP to any port but the store's"}
         if drops := fault.hosts.drops:
             lines.append(f"  firewall on {FIRST_NAME}: drops {dropped[drops]}")
-    if fault.kind in (Kind.SETTINGS, Kind.HOSTS):
-        for index, values in fault.settings.items():
-            where = "every rank" if index < 0 else f"rank {index}"
-            lines += [f"  {where}: {name}={value}" for name, value in values.items()]
+    for index, values in fault.settings.items():
+        where = "every rank" if index < 0 else f"rank {index}"
+        lines += [f"  {where}: {name}={value}" for name, value in values.items()]
     if fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", fault.script.read_text("utf-8")]
     if fault.kind is Kind.MODEL:

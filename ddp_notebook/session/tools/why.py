@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -162,13 +163,13 @@ class Why:
             if any(away.intersection(finding.ranks) for finding in now.findings):
                 return now  # they ended after the run
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
-        # Ranks that died or became unresponsive since it was found.
-        gone = []
-        for finding in now.findings:
-            ranks = away.intersection(finding.ranks)
-            known = any(ranks <= set(before.ranks) for before in diagnosis.findings)
-            if ranks and not finding.passing and not known:
-                gone.append(finding)
+        known = [set(before.ranks) for before in diagnosis.findings]
+        # Of ranks that have died or become unresponsive since it was found.
+        gone = tuple(
+            finding
+            for finding in now.findings
+            if not finding.passing and _is_new(away.intersection(finding.ranks), known)
+        )
         if not gone:
             return diagnosis
         who = name_ranks(sorted({rank for finding in gone for rank in finding.ranks}))
@@ -201,6 +202,11 @@ class Why:
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
         remarks = remarks_on(run.events, run.cluster)
         return replace(diagnosis, remarks=(*started, *remarks))
+
+
+def _is_new(gone: set[int], known: Sequence[set[int]]) -> bool:
+    """Return whether there are such ranks, and no finding is about them all."""
+    return bool(gone) and not any(gone <= ranks for ranks in known)
 
 
 _AT_WORK = (Status.RUNNING, Status.SETTING_UP)
