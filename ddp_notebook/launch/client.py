@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -22,9 +23,6 @@ from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
 
-if sys.platform != "win32":
-    import fcntl
-
 T = TypeVar("T")
 ExitHandler = Callable[[int], None]
 
@@ -43,8 +41,8 @@ _INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
 
 
 def can_fork() -> bool:
-    """True where ranks can be forked: not on Windows, nor on macOS, whose frameworks forbid it."""
-    return hasattr(os, "fork") and sys.platform != "darwin"
+    """True where ranks can be forked: not on macOS, whose frameworks forbid it."""
+    return sys.platform != "darwin"
 
 
 def _what_a_server_starts_from() -> list[Any]:
@@ -230,8 +228,7 @@ class ForkServerClient:
 
     def wake(self) -> None:
         """Resume the fork server (SIGCONT) if something stopped it."""
-        if sys.platform != "win32":
-            self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self, timeout_s: float = 5) -> None:
         """End the fork server with all its children; return when they are gone."""
