@@ -153,7 +153,7 @@ class IPyParallelCluster:
             uncan(can(None))
         argv = [f"--ip={own_loopback()}", *_CONTROLLER_ARGS]
         entry = "ddp_notebook.cluster.controller:controller"
-        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [])
+        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [], lambda pid: None)
         # Before any engine is started: the hub publishes registrations once.
         self._client = self._connected()
         check_private_api(self._client)
@@ -165,6 +165,7 @@ class IPyParallelCluster:
         argv: Sequence[str],
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
+        begun: Callable[[int], None],
     ) -> int:
         """Start a child that calls `entry` with ipyparallel's arguments; return its pid.
 
@@ -183,22 +184,22 @@ class IPyParallelCluster:
             "log": str(self.log_file(rank)),
         }
         ended = self._ends[rank] = threading.Event()
-        pid: Future[int] = Future()
+        process = 0
 
+        def begin(pid: int) -> None:
+            nonlocal process
+            process = pid
+            begun(pid)
+
+        # `stop` must not return before everybody knows of the end: a board that is drawn then
+        # would call the rank ready. Hence first the word of it, then `ended`.
         def exited(code: int) -> None:
             try:
-                self._exited(rank, pid.result(), code)
+                self._exited(rank, process, code)
             finally:
                 ended.set()
 
-        # Two races. A process can end before `spawn` has returned its pid, hence the future. And
-        # `stop` must not return before everybody knows of the end: a board that is drawn then
-        # would call the rank ready. Hence first the word of it, then `ended`.
-        def on_exit(code: int) -> None:
-            pid.add_done_callback(lambda _: exited(code))
-
-        pid.set_result(self._fork_server.spawn(spec, on_exit))
-        return pid.result()
+        return self._fork_server.spawn(spec, exited, begin)
 
     def _connected(self) -> Any:
         """Return a client that is connected to the controller. Raises SessionLost."""
@@ -246,15 +247,24 @@ class IPyParallelCluster:
             time.sleep(_POLL_S)
         raise self._lost()
 
-    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
-        """Start the engine of `rank`."""
+    def launch(
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+        begun: Callable[[int], None],
+    ) -> None:
+        """Start the engine of `rank`; `begun` gets its pid, before its end is told."""
+
+        def begin(pid: int) -> None:
+            self._pids[rank] = pid
+            self._forgotten.discard(pid)  # the system reuses pids
+            self._awake.discard(pid)
+            begun(pid)
+
         self.log_file(rank).touch(mode=0o600)
         argv = [*_ENGINE_ARGS, f"--IPEngine.id={rank}"]
-        pid = self._spawn(rank, _ENGINE, argv, environment, first_calls)
-        self._pids[rank] = pid
-        self._forgotten.discard(pid)  # the system reuses pids
-        self._awake.discard(pid)
-        return pid
+        self._spawn(rank, _ENGINE, argv, environment, first_calls, begin)
 
     def log_file(self, rank: int) -> Path:
         """Return where a process writes what Python does not catch."""

@@ -34,6 +34,7 @@ _BOOT = (
     "a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.fork_server import main; main(**a)"
 )
+_ANSWERS_WITHIN_S = 60.0
 _OF_THE_SHELL = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL")
 """Variables of shells, terminals and pytest, which no fork server depends on."""
 _INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
@@ -131,21 +132,29 @@ class ForkServerClient:
         """
         return self._started_from == _what_a_server_starts_from()
 
-    def spawn(self, spec: Mapping[str, Any], on_exit: ExitHandler, timeout_s: float = 60) -> int:
+    def spawn(
+        self,
+        spec: Mapping[str, Any],
+        on_exit: ExitHandler,
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> int:
         """Start a child; return its pid.
 
-        `on_exit(code)` runs once, on the reader's thread, when it ends. Raises SessionLost when
-        the fork server is gone, OSError when the child cannot start.
+        `on_exit(code)` runs once, on the reader's thread, when it ends; not before `begun(pid)` has
+        returned: who is told of an end knows the process. Raises SessionLost when the fork server
+        is gone, OSError when the child cannot start.
         """
         tag = next(self._tags)
         future = self._spawned[tag] = Future()
         self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
         try:
-            pid = self.result_of(future, timeout_s)
+            pid = self.result_of(future, _ANSWERS_WITHIN_S)
         except TimeoutError:
             raise OSError(
-                f"the fork server has not answered for {timeout_s:g} s: is the machine very busy?"
+                f"the fork server has not answered for {_ANSWERS_WITHIN_S:g} s: is the machine "
+                "very busy?"
             ) from None
+        begun(pid)
         # The reader's thread may have been told of its exit before this thread was told its pid.
         # Under the lock either it finds the handler, or this thread finds the code.
         with self._lock:

@@ -327,17 +327,14 @@ class ScriptProcesses:
                 "errors": str(errors),
                 "host": dict(hosts.get(rank, {})),
             }
-            # The client's thread may call `_exited` before `spawn` returns here, or at any moment
-            # after. Whoever of the two comes second to the lock below finds both pid and code, and
-            # tells; so an end is told once, and never without the pid that it is of.
-            pid = self._fork_server.spawn(spec, partial(self._exited, rank))
-            self._cluster.lend(rank, pid, questions_of(self._folder, rank))
-            self._record.lent_to(rank, pid)
-            with self._lock:
-                self._pids[rank] = pid
-                code = self._exits.get(rank)
-            if code is not None:  # it ended before its pid was registered
-                self._tell(rank, code)
+            exited, begun = partial(self._exited, rank), partial(self._begun, rank)
+            self._fork_server.spawn(spec, exited, begun)
+
+    def _begun(self, rank: int, pid: int) -> None:
+        with self._lock:
+            self._pids[rank] = pid
+        self._cluster.lend(rank, pid, questions_of(self._folder, rank))
+        self._record.lent_to(rank, pid)
 
     def kill(self, ranks: Ranks) -> None:
         """End the processes of `ranks`."""
@@ -399,15 +396,12 @@ class ScriptProcesses:
         return found
 
     def _exited(self, rank: int, code: int) -> None:
-        """A process ended (on the fork server client's thread, or where it is started)."""
-        with self._lock:
-            known = rank in self._pids
-            self._exits[rank] = code
-        if known:
-            self._tell(rank, code)
+        """Report the end of a process, unless its script was over before.
 
-    def _tell(self, rank: int, code: int) -> None:
-        """Report the end of a process, unless its script was over before."""
+        On the fork server client's thread, or where it is started.
+        """
+        with self._lock:
+            self._exits[rank] = code
         try:
             if rank in self._finished:
                 return

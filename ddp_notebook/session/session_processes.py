@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ddp_notebook import files
@@ -232,10 +233,7 @@ class Processes:
                 self.receiver.expect_from_start(rank)
                 self.begin_last_words((rank,))
                 boot = [["ddp_notebook.rank.boot:start", light]]
-                pid = self.cluster.launch(rank, environment, boot)
-                label, now_ns = self.devices.labels[rank], time.monotonic_ns()
-                spawned = RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns)
-                self.record.hear((spawned,))
+                self.cluster.launch(rank, environment, boot, partial(self._begun, rank))
             missing = self.cluster.wait_for(ranks, options.timeout_s + 30.0, hopeless)
             if interrupted():
                 # A process that nobody waits for could register as an engine at any time later,
@@ -287,6 +285,10 @@ class Processes:
         everyone = range(self.options.world_size)
         self.record.resize(self.options.world_size, backend=devices.backend)
         self.launch(tuple(rank for rank in everyone if rank not in ranks))
+
+    def _begun(self, rank: int, pid: int) -> None:
+        label, now_ns = self.devices.labels[rank], time.monotonic_ns()
+        self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
     def _network(self) -> dict[str, str]:
         """Return what has gloo and NCCL use the loopback interface where the ranks meet there.

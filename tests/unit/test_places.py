@@ -107,7 +107,7 @@ def test_a_script_is_ended_only_once_the_end_of_each_process_was_reported(
     order, ended = list[str](), threading.Event()
     elsewhere.peak_bytes = {}
     script = script_on(record, elsewhere, tmp_path, (1,))
-    elsewhere.spawn.return_value = 77
+    elsewhere.spawn.side_effect = lambda spec, report, begun: begun(77)
     what = Script(4, 1, "train.py", "train.py", (), 1, Breakpoints(()))
     script.start({1: what}, {1: {}}, {})
     report = elsewhere.spawn.call_args.args[1]
