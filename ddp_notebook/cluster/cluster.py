@@ -293,12 +293,8 @@ class IPyParallelCluster:
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
-        engine = self._engine(rank)  # once: the word may come between two looks
+        engine = engine_name(self._client, rank)  # once: the word may come between two looks
         return engine is not None and engine != stopped and rank in self._client.ids
-
-    def _engine(self, rank: int) -> str | None:
-        """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
-        return engine_name(self._client, rank)
 
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
@@ -427,7 +423,7 @@ class IPyParallelCluster:
             # After the machine slept, the time is up before the notice of its exit is read.
             if not ended.wait(_ENDS_WITHIN_S) and not ended.wait(_ENDS_WITHIN_S):
                 raise TimeoutError(f"process {self._pids[rank]} did not end")
-        self._stopped[rank] = self._engine(rank)
+        self._stopped[rank] = engine_name(self._client, rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])
         self._await_forgotten(rank)
@@ -477,13 +473,13 @@ class IPyParallelCluster:
         Another thread sends the request, and a new engine can be faster than it.
         """
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
-        if self._engine(rank) is None:
+        if engine_name(self._client, rank) is None:
             # It may have died half registered: the hub does not report that, and its id is taken.
             with self._unless_closed():
                 unregister(self._client, rank)
                 answer = caught_up(self._client)
             wait([answer, self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
-        while self._engine(rank) is not None and time.monotonic() < deadline:
+        while engine_name(self._client, rank) is not None and time.monotonic() < deadline:
             if self._ended.done():
                 raise self._lost()
             time.sleep(_POLL_S)

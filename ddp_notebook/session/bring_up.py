@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Activity,
@@ -26,11 +27,12 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import SetUpPlan
+from ddp_notebook.session.guards import living
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.session.unresponsive import deaths, process_of
+from ddp_notebook.session.unresponsive import deaths
 from ddp_notebook.views.step_rows import setup_table
 
 if TYPE_CHECKING:
@@ -385,10 +387,5 @@ class BringUp:
 
     def stopped(self, ranks: Ranks) -> Ranks:
         """Return those of `ranks` whose process is stopped: they cannot return from any call."""
-        states = self.record.snapshot.ranks
-        return tuple(
-            rank
-            for rank in ranks
-            if states[rank].status is not Status.DEAD
-            and process_of(states[rank].pid)[0] == "stopped"
-        )
+        alive = living(ranks, self.record.snapshot)
+        return tuple(r for r in alive if is_stopped(self.record.snapshot.ranks[r].pid or 0))

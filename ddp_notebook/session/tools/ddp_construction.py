@@ -195,12 +195,7 @@ class Wrap:
                 # for the others. And when it goes step by step, cells may have run since the last.
                 if stage is WrapStage.PARAMETERS_VERIFIED or self.options.step:
                     self._check_alike(stage)
-                texts = {
-                    WrapStage.PARAMETERS_VERIFIED: self._verify,
-                    WrapStage.BROADCAST: self._broadcast,
-                    WrapStage.BUCKETS: self._make_buckets,
-                    WrapStage.REDUCER: self._construct,
-                }[stage]()
+                texts = self._pass(stage)
             except _Stopped as stop:
                 return self._stop(stage, stop)
             except BaseException:
@@ -264,11 +259,60 @@ class Wrap:
 
     # -- the stages --------------------------------------------------------------------
 
-    def _verify(self) -> dict[int, str]:
-        self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
-        count = construction.size(self._model)
-        self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        return dict.fromkeys(self.ranks, count)
+    def _pass(self, stage: WrapStage) -> dict[int, str]:
+        """Have the ranks do what DDP's constructor does in `stage`; return each one's result.
+
+        Raises _Stopped.
+        """
+        match stage:
+            case WrapStage.PARAMETERS_VERIFIED:
+                self._ask(calls.VERIFY, self._request, stage)
+                count = construction.size(self._model)
+                self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
+                return dict.fromkeys(self.ranks, count)
+            case WrapStage.BROADCAST:
+                synced = self._ask(calls.BROADCAST, self._request, stage)
+                texts = construction.what_changed(synced, self._model)
+                first = synced[self.ranks[0]]
+                self._details.append(
+                    f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
+                    f"from rank 0: {construction.size(self._model)}"
+                )
+                self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
+                hashes = {rank: values.after for rank, values in synced.items()}
+                diverged = construction.diverged(hashes, self.name)
+                self._stop_if(diverged, stage, "values of rank 0")
+                if len(self.ranks) > 1:
+                    same = f"Now {name_ranks(self.ranks)} have the same values (hashed)."
+                    self._details.append(same)
+                return texts
+            case WrapStage.BUCKETS:
+                plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, stage)
+                others = construction.other_buckets(plans, self.name)
+                self._stop_if(others, stage, "as expected")
+                plan = plans[self.ranks[0]]
+                self._details += construction.plan_lines(plan)
+                text = f"{counted(len(plan.first), 'bucket')} in the first step"
+                text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
+                return dict.fromkeys(self.ranks, text)
+            case WrapStage.REDUCER:
+                try:
+                    answers = self._ask(calls.CONSTRUCT, self._ddp_options, stage)
+                except BaseException:
+                    self._assign("")
+                    raise
+                # All ranks get their object, or none: a partial wrap would hang in the next
+                # forward.
+                self._assign(self.target)
+                made = answers[self.ranks[0]]
+                hooks = f"a hook on each of {made.hooks} parameters"
+                sizes = ", ".join(map(format_bytes, made.sizes))
+                self._details += [
+                    f"The reducer has {hooks}; its buckets in the first step: {sizes}",
+                    f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets",
+                ]
+                done = f"{self.target} is a DistributedDataParallel, {hooks}"
+                return dict.fromkeys(self.ranks, done)
 
     def _check_alike(self, stage: WrapStage) -> None:
         """Compare the models' fingerprints: ranks that differ must not begin a collective."""
@@ -288,48 +332,6 @@ class Wrap:
         if findings:
             rows = construction.blamed_rows(findings, stage, self.ranks, others)
             raise _Stopped(findings, rows)
-
-    def _broadcast(self) -> dict[int, str]:
-        synced = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
-        texts = construction.what_changed(synced, self._model)
-        first = synced[self.ranks[0]]
-        self._details.append(
-            f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
-            f"from rank 0: {construction.size(self._model)}"
-        )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
-        findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
-        self._stop_if(findings, WrapStage.BROADCAST, "values of rank 0")
-        if len(self.ranks) > 1:
-            self._details.append(f"Now {name_ranks(self.ranks)} have the same values (hashed).")
-        return texts
-
-    def _make_buckets(self) -> dict[int, str]:
-        plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
-        findings = construction.other_buckets(plans, self.name)
-        self._stop_if(findings, WrapStage.BUCKETS, "as expected")
-        plan = plans[self.ranks[0]]
-        self._details += construction.plan_lines(plan)
-        text = f"{counted(len(plan.first), 'bucket')} in the first step"
-        text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
-        return dict.fromkeys(self.ranks, text)
-
-    def _construct(self) -> dict[int, str]:
-        try:
-            answers = self._ask(calls.CONSTRUCT, self._ddp_options, WrapStage.REDUCER)
-        except BaseException:
-            self._assign("")
-            raise
-        # All ranks get their object, or none: a partial wrap would hang in the next forward.
-        self._assign(self.target)
-        made = answers[self.ranks[0]]
-        sizes = ", ".join(format_bytes(size) for size in made.sizes)
-        hooks = f"a hook on each of {made.hooks} parameters"
-        self._details.append(f"The reducer has {hooks}; its buckets in the first step: {sizes}")
-        self._details.append(
-            f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
-        )
-        return dict.fromkeys(self.ranks, f"{self.target} is a DistributedDataParallel, {hooks}")
 
     def _assign(self, target: str) -> None:
         """Assign the DDP object to `target`; if empty, the ranks drop it when they can."""

@@ -113,7 +113,20 @@ class Values:
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
             raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
-        return {rank: _unpickled(name, reply.pickle) for rank, reply in replies.items()}
+        values = {}
+        for rank, reply in replies.items():
+            try:
+                values[rank] = pickle.loads(reply.pickle)  # noqa: S301  # of a process of our own
+            except Exception as error:  # noqa: BLE001  # its own code may raise anything
+                # What makes a value may exist on the ranks only: a class, a group.
+                why = str(error).rstrip(".")
+                raise UsageMistake(
+                    f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. "
+                    "Classes of the ranks' own are not known here, nor is a group. Pull what it is "
+                    f"made of, such as a model's: %%ddp, then weights = {name}.state_dict(), and "
+                    "%ddp_pull weights"
+                ) from None
+        return values
 
     def _whose(self) -> str:
         """A sentence for who misses the ranks' own variables while a script's processes stay."""
@@ -205,19 +218,6 @@ class Values:
         if log or run is None:
             return text or ""
         return with_tracebacks(run.events.written(rank) if text is None else text, run, rank)
-
-
-def _unpickled(name: str, data: bytes) -> Any:
-    """Raises UsageMistake: what makes a value may exist on the ranks only: a class, a group."""
-    try:
-        return pickle.loads(data)  # noqa: S301  # of a process of our own
-    except Exception as error:  # noqa: BLE001  # its own code may raise anything
-        why = str(error).rstrip(".")
-        raise UsageMistake(
-            f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. Classes of "
-            "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
-            f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
-        ) from None
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

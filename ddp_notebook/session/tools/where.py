@@ -17,7 +17,6 @@ from ddp_notebook.model import (
     Doing,
     Ranks,
     RankStack,
-    RankState,
     Snapshot,
     StackTree,
     Status,
@@ -65,7 +64,20 @@ class Where:
         members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)
         answers = cluster.ask(living(members, snapshot), calls.STACK, request, _ASK_TIMEOUT_S)
-        stacks = (_stack(snapshot.ranks[rank], answers.get(rank)) for rank in members)
+        stacks = []
+        for rank in members:
+            state, answer = snapshot.ranks[rank], answers.get(rank)
+            if state.status is Status.DEAD:
+                stack = RankStack(rank, Doing(Activity.DEAD, text=describe(state)))
+            elif answer is None:
+                text = last_known(state, process_of(state.pid)[0])
+                stack = RankStack(rank, Doing(Activity.SILENT, text=text))
+            elif isinstance(answer, CannotAnswer):
+                text = f"its observer failed: {answer.why}"
+                stack = RankStack(rank, Doing(Activity.SILENT, text=text))
+            else:
+                stack = RankStack(rank, answer.doing, answer.frames)
+            stacks.append(stack)
         return stack_tree.merge(stacks, snapshot.world_size)
 
     def board(self, runs: RunRegistry, store: str) -> Board:
@@ -152,17 +164,3 @@ def _with_waits(snapshot: Snapshot, run: CellRun, diagnosis: Diagnosis | None) -
     doing = {rank: text for rank, text in (diagnosis.doing or {}).items() if rank in run.pending}
     ranks = (replace(s, doing=doing.get(s.rank, s.doing)) for s in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
-
-
-def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:
-    """A rank's stack; without an answer, what else is known of the rank."""
-    if state.status is Status.DEAD:
-        return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
-    if answer is None:
-        return RankStack(
-            state.rank, Doing(Activity.SILENT, text=last_known(state, process_of(state.pid)[0]))
-        )
-    if isinstance(answer, CannotAnswer):
-        text = f"its observer failed: {answer.why}"
-        return RankStack(state.rank, Doing(Activity.SILENT, text=text))
-    return RankStack(state.rank, answer.doing, answer.frames)
