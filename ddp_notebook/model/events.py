@@ -102,9 +102,9 @@ class CellStarted(Event, frozen=True, kw_only=True):
 class CellFinished(Event, frozen=True, kw_only=True):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
-    `withheld_bytes` of output were not sent to the notebook. `trained`: an optimizer made steps, or
-    a collective was not waited for, so that post-run checks apply. `no_group`: after a cell the
-    rank has no process group any more; its code destroyed it.
+    `withheld_bytes` of output were not sent to the notebook. `trained`: a model was trained or
+    used, or a collective was not waited for, so that post-run checks apply. `no_group`: after a
+    cell the rank has no process group any more; its code destroyed it.
     """
 
     cell: int

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.rank.cells.threads import ThreadErrors
+from ddp_notebook.rank.cells.warning_places import WarningPlaces
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
@@ -100,6 +101,7 @@ class Watched:
         return (
             self.main_thread,
             self.thread_errors,
+            WarningPlaces(),
             *early,
             self.gate,
             *stops,

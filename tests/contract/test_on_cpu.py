@@ -110,6 +110,55 @@ def test_without_it_the_line_that_asks_is_named(ranks2: Session, line: str) -> N
     assert "--cpu" in finding.remedy and line in finding.evidence[0]
 
 
+LEAVES = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def verify_gpu_count(least):
+    return torch.accelerator.is_available() and torch.accelerator.device_count() >= least
+
+def main():
+    if not verify_gpu_count(2):
+        print("Unable to locate sufficient 2 gpus to run this example. Exiting.")
+        raise SystemExit
+    dist.init_process_group("nccl")
+
+if __name__ == "__main__":
+    {start}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [("main()", 5), ("mp.spawn(main, nprocs=torch.cuda.device_count())", 14)],
+    ids=["leaves", "starts none"],
+)
+def test_a_script_that_leaves_because_there_is_no_gpu_is_told_of_it(
+    ranks2: Session, tmp_path: Path, start: str, line: int
+) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES.format(start=start))
+    result = ranks2.run_script(str(script))
+    assert result.error is None
+    assert (
+        f"leaves.py ended without init_process_group. It asks for GPUs (leaves.py:{line}), and "
+        f"there are none. To run it on CPUs as it is: %ddp_run --cpu {script}\n"
+    ) in texts(result)
+    assert "too many" not in texts(result)
+
+
+def test_a_script_that_asks_for_gpus_and_goes_on_without_is_told_nothing(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    script = tmp_path / "goes_on.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl' if torch.cuda.device_count() else 'gloo')\n"
+        "dist.barrier()\ndist.destroy_process_group()\n"
+    )
+    result = ranks2.run_script(str(script))
+    assert result.error is None and texts(result) == ""
+
+
 RESTORED = """
 import torch, torch.distributed as dist, torch._dynamo
 from torch.distributed import distributed_c10d

@@ -379,7 +379,7 @@ def test_ranks_that_have_all_left_a_loop_did_not_part_in_it() -> None:
     case = play(same(3, [*train, *train, barrier(7)], r0=[*train, logged, *train, barrier(7)]))
     finding = the_one(case, {"train.py": EPOCHS})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "rank 0 alone calls all_reduce of 'accuracy' at train.py:11 in log" in finding.cause
+    assert "rank 0 alone calls all_reduce ('accuracy') at train.py:11 in log" in finding.cause
     # With a batch less in the same place it is the batch.
     short = [*train[1:], logged, *train, barrier(7)]
     case = play(same(3, [*train, logged, *train, barrier(7)], r0=short))

@@ -251,6 +251,32 @@ def test_a_rank_that_cannot_be_reached_did_not_run_it_and_nobody_waits_for_it(
     )
 
 
+def test_where_the_ranks_are_gone_because_the_session_is_that_is_what_is_said(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks die with their fork server, and its end is known a moment after theirs."""
+    setting.cluster.unreachable = BOTH
+    wait = setting.run.over.wait
+
+    def lose_it_and_wait(timeout_s: float) -> bool:
+        setting.run.lose("The fork server ended.")
+        return wait(timeout_s)
+
+    monkeypatch.setattr(setting.run.over, "wait", lose_it_and_wait)
+    error = setting.see_through().error
+    assert isinstance(error, SessionLost)
+    assert str(error) == "The fork server ended. Start again: %ddp_init"
+
+
+def test_ranks_that_cannot_be_reached_are_said_to_be_so_if_nothing_more_is_heard(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_CAUSE_KNOWN_WITHIN_S", 0.0)
+    setting.cluster.unreachable = BOTH
+    error = setting.see_through().error
+    assert str(error) == "ranks 0-1 did not run it: the process could not be reached."
+
+
 def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) -> None:
     begun = threading.Event()
 

@@ -32,8 +32,10 @@ def called(record: Collective) -> str:
     if record.api and record.api.rpartition(".")[2] != record.operation:
         api = record.api.removesuffix(".__init__")
         name = f"{api} ({record.operation})"
-    what = record.purpose or (repr(record.label) if record.label else "")
-    return f"{name} of {what}" if what else name
+    if record.purpose:
+        return f"{name} of {record.purpose}"
+    # The text of a variable beside the call: often, but not always, the name of what is reduced.
+    return f"{name} ({record.label!r})" if record.label else name
 
 
 def named(record: Collective) -> str:

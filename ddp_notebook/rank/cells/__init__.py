@@ -14,4 +14,5 @@ shell.py          The engine's own IPython, connected to our streams and compile
 terminal.py       IPython's interactive commands on a rank: exit, the notebook's magics.
 threads.py        What the user's threads raised: shown, and kept for the report.
 values.py         Sends a rank's variables to the notebook.
+warning_places.py Shows a warning at the user's line, not at ours.
 """

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.utils._device
 
+from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 
 AS_GPUS = "DDP_NOTEBOOK_AS_GPUS"
@@ -282,6 +283,30 @@ class CudaOnCpu:
 
 cuda_on_cpu = CudaOnCpu()
 """Of this process."""
+
+
+def note_questions(is_users: Callable[[str], bool]) -> dict[str, Place]:
+    """Return a dict that gets the user's first line that calls ``is_available``, ``device_count``.
+
+    Only of those who hear that there is no GPU.
+    """
+    asked: dict[str, Place] = {}
+
+    def noting(name: str, original: Callable[[], int]) -> Callable[[], int]:
+        @functools.wraps(original)
+        def question() -> int:
+            __tracebackhide__ = True
+            caller, answer = sys._getframe(1), original()
+            if not answer and is_users(caller.f_code.co_filename):
+                asked.setdefault(name, Place(caller.f_code.co_filename, caller.f_lineno))
+            return answer
+
+        return question
+
+    for module in (torch.cuda, torch.accelerator):
+        for name in ("is_available", "device_count"):
+            setattr(module, name, noting(name, getattr(module, name)))
+    return asked
 
 
 def begin_as_told() -> None:

@@ -177,7 +177,7 @@ class Children:
         def start_processes(
             fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any
         ) -> Any:
-            if not self._alone:
+            if not self._alone and nprocs:
                 self._tell()
                 self._warn("a process" if nprocs == 1 else f"{nprocs} processes")
             os.environ.pop(_AGENTS_STORE, None)

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""
+_CAUSE_KNOWN_WITHIN_S = 1.0
+"""How long after no rank was reached to wait for the news that one died, or that all is lost."""
 
 
 class RunState(enum.Enum):
@@ -399,7 +401,7 @@ class CellRun:
         if stuck is not None:
             stuck = self.events.with_tracebacks(stuck)
             return replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
-        if self.lost_reason and self.pending:
+        if self.lost_reason and (self.pending or self.events.unreached):
             return self._lost()
         if self.pending and interrupted():
             self.abort()
@@ -429,6 +431,8 @@ class CellRun:
             if unreached := self.send():
                 self.events.not_reached(unreached)
                 if not self.pending:
+                    # Ranks that nobody reaches have died, and of what is known a moment later.
+                    self.over.wait(_CAUSE_KNOWN_WITHIN_S)
                     self.over.set()
         while not self.over.wait(LOOK_EVERY_S):
             if self.stops and not self._armed:
