@@ -23,13 +23,12 @@ from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
-from ddp_notebook.session.runs.settling import Settling, paused_ranks
+from ddp_notebook.session.runs.run import CellRun, Settling
 from ddp_notebook.views import step_rows
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap
 
@@ -85,18 +84,18 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
     # To an operation there is no jump: which collective comes next is known once ranks pause before
     # it, so they are let go one at a time until some are before that one.
     while True:
-        moving = paused_ranks(run.events, run.logs, wanted.ranks)
+        moving = run.paused_ranks(wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run))
         left = _let_go(run, moving, wanted)
-        settling = Settling(run.events, run.logs, run.cluster, left)
+        settling = Settling(run, left)
         while not settling.done() and not interrupted():
             run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
             if ended := run.record.snapshot.ended:
                 raise SessionLost(f"{ended} Start again: %ddp_init")
         if not wanted.operation or interrupted() or run.done:
             break
-        paused = paused_ranks(run.events, run.logs, wanted.ranks)
+        paused = run.paused_ranks(wanted.ranks)
         tails = run.logs.read(paused, run.cell, last=1).of
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
@@ -154,7 +153,7 @@ def _why_not(run: CellRun) -> str:
             f"{run.heading} has finished: there is nothing to step. To stop in the next: "
             "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
-    paused = paused_ranks(run.events, run.logs)
+    paused = run.paused_ranks()
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
     return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."

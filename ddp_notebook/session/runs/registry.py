@@ -31,7 +31,6 @@ from ddp_notebook.session.runs.scripts import (
     find_script,
     place_of_python,
 )
-from ddp_notebook.session.runs.settling import paused_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
@@ -313,7 +312,7 @@ class RunRegistry:
         if current is None or not current.paused:
             return {}
         stops = current.stops
-        ranks = paused_ranks(current.events, current.logs)
+        ranks = current.paused_ranks()
         return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
 
     # -- claims --------------------------------------------------------------------------

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellFailed, DDPError, SessionLost
 from ddp_notebook.model import (
+    Activity,
     Case,
+    Collective,
     Diagnosis,
     Event,
     LineStopped,
@@ -26,6 +29,7 @@ from ddp_notebook.model import (
     StepTable,
 )
 from ddp_notebook.rank import calls
+from ddp_notebook.session.collective_logs import READ_LAST
 from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs import endings
@@ -39,8 +43,8 @@ from ddp_notebook.session.runs.gather import (
     without_earlier_failures,
 )
 from ddp_notebook.session.runs.run_events import RunEvents
-from ddp_notebook.session.runs.settling import Settling, table
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.views import step_rows
 from ddp_notebook.views.output_log import split_errors
 
 if TYPE_CHECKING:
@@ -124,6 +128,67 @@ class RunOptions:
     detach: bool = False
     started: Callable[[CellRun], None] | None = None
     """Called once the run has begun."""
+
+
+class Settling:
+    """Whether every rank of a run is paused, waits in a collective, or has finished.
+
+    `left` holds the numbers of the collectives at which ranks were paused before.
+    """
+
+    STILL_S = 0.3
+    """A rank that is not paused and has issued nothing for this long is asked what it is doing."""
+    LOOKS = 2
+    """Number of consecutive checks that must find it waiting."""
+
+    def __init__(self, run: CellRun, left: Mapping[int, int | None] = MappingProxyType({})) -> None:
+        self._run = run
+        self._left = left
+        self._picture: object = None
+        self._since_s = time.monotonic()
+        self._looks = 0
+
+    def done(self) -> bool:
+        """Return whether no rank can make progress without being stepped."""
+        run = self._run
+        pending = run.pending
+        if run.stops.keys() >= set(pending):
+            return True
+        tails = run.logs.read(pending, run.cell, last=1).of
+        paused = {*before_collectives(tails, self._left), *run.stops}
+        free = tuple(rank for rank in pending if rank not in paused)
+        if not free:
+            return True
+        picture = (pending, {rank: tails.get(rank) for rank in free})
+        if picture != self._picture:
+            self._picture, self._since_s, self._looks = picture, time.monotonic(), 0
+            return False
+        if time.monotonic() - self._since_s < self.STILL_S:
+            return False
+        # No record says that a rank waits elsewhere (in a sleep, for a lock), so it is asked. That
+        # is slow beside a step: only ranks that have been still for some time are.
+        self._since_s = time.monotonic()
+        answers = run.cluster.ask(free, calls.REPORT, calls.Nothing(), 1.0)
+        reports = calls.answered(answers).values()
+        # A rank that does not answer in time, or waits only briefly, may be making progress.
+        waiting = len(reports) == len(free) and all(
+            report.activity is Activity.WAITING for report in reports
+        )
+        self._looks = self._looks + 1 if waiting else 0
+        return self._looks >= self.LOOKS
+
+
+def before_collectives(
+    tails: Mapping[int, Sequence[Collective]], left: Mapping[int, int | None]
+) -> set[int]:
+    """Return the ranks that pause before a collective, and not still before the one in `left`."""
+    # A rank that was let go says so in its record a moment later: until then the record reads as if
+    # it were paused there. So being paused counts at another number only.
+    return {
+        rank
+        for rank, tail in tails.items()
+        if any(step_rows.is_paused(r) and r.number != left.get(rank) for r in tail)
+    }
 
 
 class CellRun:
@@ -366,7 +431,26 @@ class CellRun:
 
     def step_table(self) -> StepTable:
         """Return where its ranks stand, as the table of a step."""
-        return table(self.events, self.logs)
+        stops = dict(self.stops)
+        # A rank paused at a line is shown at that line; of its collectives only the count is shown.
+        last = 1 if stops.keys() >= set(self.pending) else READ_LAST
+        table = step_rows.collective_table(
+            self.logs.read(self.ranks, self.cell, last),
+            self.ranks,
+            self.pending,
+            time.monotonic_ns(),
+            what=self.script or "The cell",
+            failures=endings.failures(self.events),
+        )
+        return step_rows.line_table(stops, table) if stops else table
+
+    def paused_ranks(self, ranks: Ranks | None = None) -> Ranks:
+        """Return those of `ranks` (all by default) that pause at a line or before a collective."""
+        among = tuple(rank for rank in self.pending if ranks is None or rank in ranks)
+        others = tuple(rank for rank in among if rank not in self.stops)
+        tails = self.logs.read(others, self.cell, last=1).of if others else {}
+        before = before_collectives(tails, {})
+        return tuple(rank for rank in among if rank in before or rank in self.stops)
 
     def see_through(
         self, interrupted: Callable[[], bool], *, until_paused: bool = False
@@ -377,7 +461,7 @@ class CellRun:
         released. Ranks that are stuck or do not stop are `pending` in the result.
         """
         try:
-            settling = Settling(self.events, self.logs, self.cluster) if until_paused else None
+            settling = Settling(self) if until_paused else None
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
             result = self._outcome(stuck, interrupted, until_paused=until_paused)
@@ -533,7 +617,7 @@ class CellRun:
 
     def follow(self, timeout_s: float | None, interrupted: Callable[[], bool]) -> CellResult:
         """Wait for the end of the detached run, an interrupt, or until its ranks are all paused."""
-        settling = Settling(self.events, self.logs, self.cluster)
+        settling = Settling(self)
         ended, over = self.ended, threading.Event()
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         ended.add_done_callback(lambda _: over.set())
