@@ -22,7 +22,7 @@ from ddp_notebook.model import (
     by_value,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request, answered
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.views import step_rows, variable_table
 
@@ -73,10 +73,10 @@ class Looking:
 
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
         """The frames of `ranks` (all by default). Raises UsageMistake for an unknown rank."""
-        self._pool.need("%ddp_frame")
+        cluster = self._pool.need("%ddp_frame").cluster
         members = existing(ranks, self._record.snapshot)
         alive = living(members, self._record.snapshot)
-        answers = self._ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
         found: dict[int, tuple[tuple[Frame, ...], str]] = {}
         for rank in members:
             answer = answers.get(rank)
@@ -146,7 +146,7 @@ class Looking:
         user frames above that (default: the selected frame). With `assign` it is an assignment,
         with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        self._pool.need("%ddp_set" if assign else "%ddp_print")
+        cluster = self._pool.need("%ddp_set" if assign else "%ddp_print").cluster
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
         check_source(source, assign=assign)
@@ -157,7 +157,7 @@ class Looking:
         everywhere = {*self._paused()} >= {*range(snapshot.world_size)} == {*members}
         up = self.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)
-        answers = self._ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
         silent = {rank: "does not answer" if rank in alive else "dead" for rank in members}
         said = {
             rank: answer.why if isinstance(answer, CannotAnswer) else answer.problem
@@ -172,12 +172,6 @@ class Looking:
     def _paused(self) -> Ranks:
         """The ranks that are paused at lines."""
         return tuple(sorted(self._runs.stops))
-
-    def _ask(
-        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
-    ) -> dict[int, Answer | CannotAnswer]:
-        """Ask them; omits those that miss `timeout_s`."""
-        return self._pool.need("%ddp_print").cluster.ask(ranks, question, request, timeout_s)
 
     # -- where tensors differ --------------------------------------------------------------
 
@@ -229,9 +223,9 @@ class Looking:
         difference among the values read: all of them if they are few.
         """
         begin, end, far = 0, size, None
+        cluster = self._pool.need("%ddp_print").cluster
         while True:
-            request = calls.TensorPart(begin, end)
-            answers = self._ask(ranks, calls.CHECKSUMS, request, 1.0)
+            answers = cluster.ask(ranks, calls.CHECKSUMS, calls.TensorPart(begin, end), 1.0)
             found = [each for each in answers.values() if isinstance(each, calls.Checksums)]
             if len(found) < len(ranks) or not all(each.step for each in found):
                 return None, far
