@@ -84,16 +84,6 @@ _CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake
 """The function that `child.call` calls on a rank."""
 
 
-def _has_ipython_folder() -> bool:
-    """False where IPython cannot write its folder: each process would make one, and leave it."""
-    try:
-        own = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
-    except RuntimeError:  # no home
-        return False
-    folder = own if own.exists() else own.parent
-    return folder.is_dir() and os.access(folder, os.W_OK)
-
-
 class _NoAnswer(Future[Any]):
     """The answer of a rank whose process had ended before it could be called."""
 
@@ -174,7 +164,13 @@ class IPyParallelCluster:
         cwd = str(Path.cwd())
         # By these variables ipyparallel finds its files, whichever part of it a child becomes.
         found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
-        if not _has_ipython_folder():
+        try:
+            own = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
+            there = own if own.exists() else own.parent
+            writable = there.is_dir() and os.access(there, os.W_OK)
+        except RuntimeError:  # no home
+            writable = False
+        if not writable:  # else each process would make a folder for IPython, and leave it
             found_by["IPYTHONDIR"] = str(self._folder / "ipython")
         argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
         spec = {
@@ -274,7 +270,19 @@ class IPyParallelCluster:
         """Wait until `ranks` are registered; returns those that are not in time."""
         began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
-        while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
+        while True:
+            missing = tuple(
+                rank
+                for rank in sorted(ranks)
+                if rank not in self._client.ids
+                # Or it is still the engine that was stopped.
+                or (
+                    (stopped := self._stopped.get(rank)) is not None
+                    and engine_name(self._client, rank) in (None, stopped)
+                )
+            )
+            if not missing:
+                return ()
             if time.monotonic() - began_s > scaled_for_load(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
@@ -286,15 +294,6 @@ class IPyParallelCluster:
                 before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
-        return ()
-
-    def _is_registered(self, rank: int) -> bool:
-        """True if the current engine of `rank` is registered, not one that was stopped."""
-        stopped = self._stopped.get(rank)
-        if stopped is None:
-            return rank in self._client.ids
-        engine = engine_name(self._client, rank)  # once: the word may come between two looks
-        return engine is not None and engine != stopped and rank in self._client.ids
 
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]

@@ -26,7 +26,7 @@ from ddp_notebook.model import (
     verb,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import SetUpPlan
+from ddp_notebook.rank.calls import Call, SetUpPlan
 from ddp_notebook.session.guards import living
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.record import Record
@@ -70,8 +70,8 @@ class BringUp:
         """All ranks."""
         return tuple(range(self.processes.options.world_size))
 
-    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
-        """Begin a new generation; return the launch parameters of each rank.
+    def _begin(self, settings: Settings, store: str, call: Call[SetUpPlan, Any]) -> None:
+        """Begin a new generation, of which each rank gets the launch parameters in a `call`.
 
         Each generation has a prefix of its own in the store, or a file.
         """
@@ -100,8 +100,9 @@ class BringUp:
             generation=self.generation, backend=devices.backend, init_method=init_method
         )
         self.record.begin_setup()
-        return {
-            rank: SetUpPlan(
+
+        def plan(rank: int) -> SetUpPlan:
+            return SetUpPlan(
                 rank=rank,
                 world_size=options.world_size,
                 backend=devices.backend,
@@ -114,11 +115,11 @@ class BringUp:
                 timeout_s=options.timeout_s,
                 threads=options.threads,
                 store=store,
-                patient=patient,
+                patient=call is calls.PREPARE,
                 settings=dict(settings.get(rank, {})),
             )
-            for rank in self.everyone
-        }
+
+        self._answers = self.processes.cluster.call(self.everyone, call, plan)
 
     # -- all at once -------------------------------------------------------------------
 
@@ -128,10 +129,7 @@ class BringUp:
         Returns when every rank has verified its all_reduce. Raises SetupFailed, with the diagnosis,
         once that is impossible; the ranks stay as they are.
         """
-        plans = self._plans(settings, store, patient=False)
-        self._answers = self.processes.cluster.call(
-            self.everyone, calls.BRING_UP, plans.__getitem__
-        )
+        self._begin(settings, store, calls.BRING_UP)
         diagnosis = self._wait(interrupted)
         snapshot = self.record.snapshot
         if diagnosis is None and snapshot.ready:
@@ -197,8 +195,7 @@ class BringUp:
 
     def prepare(self, settings: Settings, store: str) -> None:
         """Stop all ranks before the first stage. Raises SetupFailed."""
-        plans = self._plans(settings, store, patient=True)
-        self._answers = self.processes.cluster.call(self.everyone, calls.PREPARE, plans.__getitem__)
+        self._begin(settings, store, calls.PREPARE)
 
         def paused() -> bool:
             return len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone)

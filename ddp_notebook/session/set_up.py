@@ -492,7 +492,7 @@ def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
 
 def _not_unblocked(ranks: Ranks) -> str:
     """Say that `ranks` have new processes because nothing else could unblock them."""
-    who = name_ranks(ranks).capitalize()
-    if len(ranks) == 1:
-        return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
-    return f"{who} could not be unblocked. Their processes were replaced; their variables are lost."
+    replaced = agree(ranks, "Its process was replaced; its", "Their processes were replaced; their")
+    return (
+        f"{name_ranks(ranks).capitalize()} could not be unblocked. {replaced} variables are lost."
+    )
