@@ -130,18 +130,7 @@ class BringUp:
         once that is impossible; the ranks stay as they are.
         """
         self._begin(settings, store, calls.BRING_UP)
-        diagnosis = self._wait(interrupted)
-        snapshot = self.record.snapshot
-        if diagnosis is None and snapshot.ready:
-            return
-        if diagnosis is None and snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = diagnosis or self.diagnose()
-        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
-
-    def _wait(self, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until all ranks are ready, or one failed, or they are stuck; then the diagnosis."""
-        detector = StallDetector(self.look)
+        detector, diagnosis = StallDetector(self.look), None
 
         def decided() -> bool:
             statuses = {state.status for state in self.record.snapshot.ranks}
@@ -154,15 +143,19 @@ class BringUp:
             statuses = {state.status for state in self.record.snapshot.ranks}
             # No rank is in a stage any more, and one at least did not get through.
             settled = Status.FAILED in statuses and statuses <= {Status.FAILED, Status.READY}
-            if settled or Status.DEAD in statuses:
+            if settled or Status.DEAD in statuses or time.monotonic() > deadline_s:
                 break
             if (diagnosis := detector.turn()) is not None:
-                return diagnosis
+                break
             if interrupted():
                 raise KeyboardInterrupt
-            if time.monotonic() > deadline_s:
-                break
-        return None
+        snapshot = self.record.snapshot
+        if diagnosis is None and snapshot.ready:
+            return
+        if diagnosis is None and snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        diagnosis = diagnosis or self.diagnose()
+        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _report_crashed_calls(self) -> None:
         """Name the rank of a bring-up that raised where no stage could catch it."""

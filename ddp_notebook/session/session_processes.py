@@ -140,7 +140,6 @@ class Processes:
         """The last store of the session, and the last one of a script."""
         self._lab: LabHosts | None = None
         self._closing = False
-        self._log_files: dict[int, Path] = {}
         self._earlier_bytes: dict[int, int] = {}
         """Per rank, the part of its log that an earlier run or process wrote."""
         self._oom_kills: int | None = None
@@ -165,9 +164,7 @@ class Processes:
 
     def log_file(self, rank: int) -> Path:
         """Return the file behind a rank's own stdout and stderr."""
-        if rank not in self._log_files:  # each cell looks at all of them
-            self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
-        return self._log_files[rank]
+        return self.folder / "log" / f"rank-{rank}.log"
 
     def output_file(self, rank: int, cell: int) -> Path:
         """Return where `rank` puts what it writes in `cell`, once that is too long to send."""

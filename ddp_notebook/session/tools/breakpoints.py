@@ -91,8 +91,7 @@ def _state_of(bound: Bound, spec: Breakpoint) -> str:
     if not spec.on and not (bound.line and bound.loaded):
         return "pending: not imported yet; it stops once it is"
     none = "no hit yet" if spec.condition else "not reached yet"
-    hits = f"{bound.passes:,} hits" if bound.passes else none
-    hits = "1 hit" if bound.passes == 1 else hits
+    hits = {0: none, 1: "1 hit"}.get(bound.passes, f"{bound.passes:,} hits")
     hits = f"{hits}, over" if bound.done else hits
     return f"{hits}; {bound.note}" if bound.note else hits
 
@@ -218,11 +217,10 @@ class Breakpoints:
         wanted = [n for n, point in self._all.items() if point.on == NAN and n not in self._over]
         if not wanted or not self.enabled:
             return
-        for row in self.rows():
-            number = row.breakpoint.number
-            if number in wanted and any(bound.done for bound in row.bounds.values()):
-                self._over[number] = row.bounds
-        if any(number in self._over for number in wanted):
+        rows = [row for row in self.rows() if row.breakpoint.number in wanted]
+        ended = [row for row in rows if any(bound.done for bound in row.bounds.values())]
+        self._over |= {row.breakpoint.number: row.bounds for row in ended}
+        if ended:
             self._send()
 
     def run_begins(self, run: CellRun) -> None:

@@ -208,15 +208,16 @@ class Values:
         """
         processes = self._pool.need("%ddp_output")
         check_ranks((rank,), self._record.snapshot)
-        runs = reversed(self._runs.all)
-        run = next((run for run in runs if rank in run.ranks), None)
-        cell = run.cell if run is not None else 0
-        if log and processes.script is not None and rank in processes.script.ranks:
-            return processes.script.log(rank)
-        path = processes.log_file(rank) if log else processes.output_file(rank, cell)
+        if log:
+            if processes.script is not None and rank in processes.script.ranks:
+                return processes.script.log(rank)
+            path = processes.log_file(rank)
+            return path.read_text("utf-8", "replace") if path.exists() else ""
+        run = next((run for run in reversed(self._runs.all) if rank in run.ranks), None)
+        if run is None:
+            return ""
+        path = processes.output_file(rank, run.cell)
         text = path.read_text("utf-8", "replace") if path.exists() else None
-        if log or run is None:
-            return text or ""
         return with_tracebacks(run.events.written(rank) if text is None else text, run, rank)
 
 
