@@ -24,6 +24,7 @@ from typing import Any
 import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
+from ddp_notebook import files
 from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
@@ -439,11 +440,8 @@ class IPyParallelCluster:
         if self._closing:
             return
         if rank == CONTROLLER:
-            lines: list[str] = []
-            with contextlib.suppress(OSError):
-                written = self.log_file(CONTROLLER).read_text("utf-8", "replace")
-                lines = [line.strip() for line in written.split("\n") if line.strip()]
-            last = f" Its last words: {lines[-1][:200]}" if lines else ""
+            written = files.tail(self.log_file(CONTROLLER), 4000).strip()
+            last = f" Its last words: {written.splitlines()[-1][:200]}" if written else ""
             self._end(f"The ipyparallel controller ended, {exit_text(code)}.{last}")
         self._on_exit(rank, pid, code)
         if rank != CONTROLLER and self._client is not None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook import jobs
+from ddp_notebook import files, jobs
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.process_groups import (
     descendants,
@@ -378,23 +378,6 @@ class ScriptProcesses:
         with self._telling:
             (self._record.pass_on if self._given_back else self._record.add)(events)
 
-    def _unsent(self, rank: int) -> list[Output]:
-        """Output that a process wrote but could not send any more."""
-        # A killed process leaves in its files what it had not sent, and perhaps events on the way
-        # that were sent before. From here on the files count: output that still arrives for this
-        # rank is dropped by `_hear`, under the same lock, or it would be shown twice.
-        with self._lock:
-            self._read.add(rank)
-            sent = {what: self._sent.get((rank, what), 0) for what in STREAMS}
-        found = []
-        for what, path in zip(STREAMS, streams_of(self._folder, rank), strict=True):
-            with contextlib.suppress(OSError), path.open("rb") as stream:
-                size = stream.seek(0, os.SEEK_END)
-                stream.seek(max(sent[what], size - 16_000))
-                if text := stream.read().decode("utf-8", "replace"):
-                    found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
-        return found
-
     def _exited(self, rank: int, code: int) -> None:
         """Report the end of a process, unless its script was over before.
 
@@ -405,12 +388,22 @@ class ScriptProcesses:
         try:
             if rank in self._finished:
                 return
-            now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
+            now_ns, events = time.monotonic_ns(), list[Event]()
+            # A killed process leaves in its files what it had not sent, and perhaps events on the
+            # way that were sent before. From here on the files count: output that still arrives for
+            # this rank is dropped by `_hear`, under the same lock, or it would be shown twice.
+            with self._lock:
+                self._read.add(rank)
+                sent = dict(self._sent)
+            streams = streams_of(self._folder, rank)
+            for what, path in zip(STREAMS, streams, strict=True):
+                if text := files.tail(path, 16_000, sent.get((rank, what), 0)):
+                    events.append(Output(rank=rank, cell=self._cell, what=what, text=text))
             if code == 0:  # it exited without Python's normal shutdown
                 end = CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns)
                 events.append(end)
             # The last output: of stderr, else of stdout.
-            texts = [_text(path, 4000) for path in reversed(streams_of(self._folder, rank))]
+            texts = [files.tail(path, 4000) for path in reversed(streams)]
             exited = RankExited(
                 rank=rank,
                 pid=self._pids[rank],
@@ -429,12 +422,4 @@ class ScriptProcesses:
 
     def log(self, rank: int) -> str:
         """Return all output of a process: stdout, then stderr."""
-        return "".join(map(_text, streams_of(self._folder, rank)))
-
-
-def _text(path: Path, last_bytes: int = 0) -> str:
-    """Return a file, or its last part; empty if it does not exist."""
-    try:
-        return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
-    except OSError:
-        return ""
+        return "".join(map(files.tail, streams_of(self._folder, rank)))

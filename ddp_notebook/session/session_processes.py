@@ -517,16 +517,12 @@ class Processes:
             shutil.rmtree(multiprocessing_folder(self.folder, pid), ignore_errors=True)
             for path in self.output_folder.glob(f"*-{pid}-*"):
                 path.unlink(missing_ok=True)
-        last_words = ""
-        with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._earlier_bytes.get(rank, 0), size - 4000))
-            last_words = log.read().decode("utf-8", "replace")
+        earlier = self._earlier_bytes.get(rank, 0)
         exited = RankExited(
             rank=rank,
             pid=pid,
             exit_code=code,
-            last_words=last_words,
+            last_words=files.tail(self.log_file(rank), 4000, earlier),
             peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
             oom_kills=out_of_memory.kills_since(self._oom_kills),
             heard_ns=time.monotonic_ns(),

@@ -148,8 +148,8 @@ def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
     """Return the error of a run that the user interrupted: who stopped, who is still in it."""
     ends, lines = tuple(events.finished.values()), []
     at = sorted({end.line for end in ends if end.outcome == "interrupted"} - {0})
-    lines_of = f"{_where(events)}{'s' * (len(at) > 1)}"
-    where = f" at {lines_of} {', '.join(map(str, at))}" if at else ""
+    place = f"{_where(events)}{'s' * (len(at) > 1)}"
+    where = f" at {place} {', '.join(map(str, at))}" if at else ""
     ways = {"interrupted": f"stopped{where}", "ok": "had finished", "error": "had raised an error"}
     for outcome, what in ways.items():
         if left := tuple(end.rank for end in ends if end.outcome == outcome):

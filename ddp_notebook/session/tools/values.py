@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Unread, VariableTable, name_ranks, said_by
 from ddp_notebook.rank import calls
@@ -211,8 +212,7 @@ class Values:
         if log:
             if processes.script is not None and rank in processes.script.ranks:
                 return processes.script.log(rank)
-            path = processes.log_file(rank)
-            return path.read_text("utf-8", "replace") if path.exists() else ""
+            return files.tail(processes.log_file(rank))
         run = next((run for run in reversed(self._runs.all) if rank in run.ranks), None)
         if run is None:
             return ""
