@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis import diagnose_setup, failures
-from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -149,12 +149,11 @@ class BringUp:
                 break
             if interrupted():
                 raise KeyboardInterrupt
-        snapshot = self.record.snapshot
-        if diagnosis is None and snapshot.ready:
-            return
-        if diagnosis is None and snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = diagnosis or self.diagnose()
+        if diagnosis is None:
+            if self.record.snapshot.ready:
+                return
+            self.record.check_not_lost()
+            diagnosis = self.diagnose()
         raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _report_crashed_calls(self) -> None:

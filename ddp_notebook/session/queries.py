@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
-from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Status
 from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank.calls import Answer, Call, Request
@@ -149,9 +149,8 @@ class _Gathering(Generic[Answer]):
         self.wait(begun, time.monotonic() + grace_s)
 
     def _take(self) -> None:
+        self._record.check_not_lost()
         answers, snapshot = self.answers, self._record.snapshot
-        if snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
         for rank in answers.pending:
             if snapshot.ranks[rank].status is Status.DEAD:
                 answers.dead[rank] = snapshot.ranks[rank].exit_code or 0

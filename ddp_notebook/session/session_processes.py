@@ -241,8 +241,7 @@ class Processes:
                 raise KeyboardInterrupt
         if not missing:
             return
-        if ended := self.record.snapshot.ended:
-            raise SessionLost(f"{ended} Start again: %ddp_init")
+        self.record.check_not_lost()
         lines = deaths(self.record.snapshot)
         for rank, why in stopped.among(missing).items():
             lines.append(f"Rank {rank} did not start: {why}.")
@@ -478,8 +477,8 @@ class Processes:
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
         if self._closing:
-            ended = self.record.snapshot.ended or "The ranks were shut down."
-            raise SessionLost(f"{ended} Start again: %ddp_init")
+            self.record.check_not_lost()
+            raise SessionLost("The ranks were shut down. Start again: %ddp_init")
         if gone := self.folder_gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 

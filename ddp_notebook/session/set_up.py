@@ -319,8 +319,7 @@ class SetUp:
             # look as if their setup had not been complete.
             had_group = not self.half_way
             self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
-            if self._record.snapshot.ended:
-                raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
+            self._record.check_not_lost()
             self._runs.await_released()
             if had_group and not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
                 return self._set_up(self.as_before())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     LineLeft,
     Ranks,
@@ -91,8 +91,7 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
         settling = Settling(run, left)
         while not settling.done() and not interrupted():
             run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
-            if ended := run.record.snapshot.ended:
-                raise SessionLost(f"{ended} Start again: %ddp_init")
+            run.record.check_not_lost()
         if not wanted.operation or interrupted() or run.done:
             break
         paused = run.paused_ranks(wanted.ranks)
