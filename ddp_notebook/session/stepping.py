@@ -23,7 +23,7 @@ from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
-from ddp_notebook.session.runs.run import CellRun, Settling
+from ddp_notebook.session.runs.run import CellRun, Settling, paused_ranks
 from ddp_notebook.views import step_rows
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
     # To an operation there is no jump: which collective comes next is known once ranks pause before
     # it, so they are let go one at a time until some are before that one.
     while True:
-        moving = run.paused_ranks(wanted.ranks)
+        moving = paused_ranks(run, wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run))
         left = _let_go(run, moving, wanted)
@@ -94,7 +94,7 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
             run.record.check_not_lost()
         if not wanted.operation or interrupted() or run.done:
             break
-        paused = run.paused_ranks(wanted.ranks)
+        paused = paused_ranks(run, wanted.ranks)
         tails = run.logs.read(paused, run.cell, last=1).of
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
@@ -152,7 +152,7 @@ def _why_not(run: CellRun) -> str:
             f"{run.heading} has finished: there is nothing to step. To stop in the next: "
             "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
-    paused = run.paused_ranks()
+    paused = paused_ranks(run)
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
     return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."

@@ -178,6 +178,15 @@ class Settling:
         return self._looks >= self.LOOKS
 
 
+def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:
+    """Return those of `ranks` (all by default) that pause at a line or before a collective."""
+    among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
+    others = tuple(rank for rank in among if rank not in run.stops)
+    tails = run.logs.read(others, run.cell, last=1).of if others else {}
+    before = before_collectives(tails, {})
+    return tuple(rank for rank in among if rank in before or rank in run.stops)
+
+
 def before_collectives(
     tails: Mapping[int, Sequence[Collective]], left: Mapping[int, int | None]
 ) -> set[int]:
@@ -425,9 +434,8 @@ class CellRun:
     def standing(self) -> CellResult:
         """Return the state while ranks are in it: errors, and the output since the last call."""
         _, outputs = split_errors(self.events.news())
-        return CellResult(
-            self.events.errors_and_output()[0], outputs, {}, None, pending=self.pending
-        )
+        errors, _ = self.events.errors_and_output()
+        return CellResult(errors, outputs, {}, None, pending=self.pending)
 
     def step_table(self) -> StepTable:
         """Return where its ranks stand, as the table of a step."""
@@ -443,14 +451,6 @@ class CellRun:
             failures=endings.failures(self.events),
         )
         return step_rows.line_table(stops, table) if stops else table
-
-    def paused_ranks(self, ranks: Ranks | None = None) -> Ranks:
-        """Return those of `ranks` (all by default) that pause at a line or before a collective."""
-        among = tuple(rank for rank in self.pending if ranks is None or rank in ranks)
-        others = tuple(rank for rank in among if rank not in self.stops)
-        tails = self.logs.read(others, self.cell, last=1).of if others else {}
-        before = before_collectives(tails, {})
-        return tuple(rank for rank in among if rank in before or rank in self.stops)
 
     def see_through(
         self, interrupted: Callable[[], bool], *, until_paused: bool = False
@@ -568,9 +568,8 @@ class CellRun:
         elif result.error is None and self.done:
             self.found.nothing()
         elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
-            died = {
-                rank: e for rank, e in self.events.died.items() if rank not in self.events.restarted
-            }
+            ended = self.events.restarted
+            died = {rank: e for rank, e in self.events.died.items() if rank not in ended}
             own = (
                 *deaths.died(died, script=bool(self.script)),
                 *failures.raised(self.events.finished.values(), self.ranks),
@@ -624,18 +623,14 @@ class CellRun:
         while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
             if interrupted():
                 self.stop()
-            elif self.paused and self._all_paused(settling):
-                return replace(self.standing(), error=self.error(), steps=self.step_table())
-            elif time.monotonic() >= deadline_s:
+                continue
+            try:
+                if self.paused and settling.done() and not self.done:
+                    return replace(self.standing(), error=self.error(), steps=self.step_table())
+            except Exception:
+                if not self.lost_reason:  # else `ended` says that the session has ended
+                    raise
+            if time.monotonic() >= deadline_s:
                 return self.standing()
         self.reported = True
         return ended.result()
-
-    def _all_paused(self, settling: Settling) -> bool:
-        """True if all its ranks are paused, so that only a step resumes them."""
-        try:
-            return settling.done() and not self.done
-        except Exception:
-            if not self.lost_reason:
-                raise
-            return False

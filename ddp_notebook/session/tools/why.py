@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -162,13 +161,14 @@ class Why:
         if diagnosis is None:
             if any(away.intersection(finding.ranks) for finding in now.findings):
                 return now  # they ended after the run
-            return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
+            return self._nothing_found(case, now, last.run)
         known = [set(before.ranks) for before in diagnosis.findings]
         # Of ranks that have died or become unresponsive since it was found.
         gone = tuple(
             finding
             for finding in now.findings
-            if not finding.passing and _is_new(away.intersection(finding.ranks), known)
+            if (lost := away.intersection(finding.ranks))
+            if not finding.passing and not any(map(lost.issubset, known))
         )
         if not gone:
             return diagnosis
@@ -178,12 +178,13 @@ class Why:
             diagnosis, findings=(*gone, *diagnosis.findings), notes=(note, *diagnosis.notes)
         )
 
-    def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
+    def _nothing_found(self, case: Case, now: Diagnosis, run: JudgedRun) -> Diagnosis:
+        now = replace(self._with_wrong_results(now), run=run)
         current = self._runs.current
         ends = current.events.finished.values() if current is not None else ()
         if not now.findings and (stopped := failures.interrupted(ends)):
             return replace(now, unsure=stopped)
-        return self._unexplained(case, now, now.run.title if now.run is not None else "")
+        return self._unexplained(case, now, run.title)
 
     def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
         current = self._runs.current
@@ -202,11 +203,6 @@ class Why:
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
         remarks = remarks_on(run.events, run.cluster)
         return replace(diagnosis, remarks=(*started, *remarks))
-
-
-def _is_new(gone: set[int], known: Sequence[set[int]]) -> bool:
-    """Return whether there are such ranks, and no finding is about them all."""
-    return bool(gone) and not any(gone <= ranks for ranks in known)
 
 
 _AT_WORK = (Status.RUNNING, Status.SETTING_UP)
