@@ -22,6 +22,8 @@ class FakeNvml:
     def __init__(self, gpus: Sequence[tuple[str, str, tuple[int, int] | None]] | None) -> None:
         self.gpus = gpus
         self.open = 0
+        self.users: dict[int, list[tuple[int, int | None]]] = {}
+        """Of a GPU: the processes that use it, and how many bytes of it."""
 
     def nvmlInit(self) -> None:
         if self.gpus is None:
@@ -52,6 +54,18 @@ class FakeNvml:
         if memory is None:
             raise NVMLError("Not supported")
         return SimpleNamespace(used=memory[0], total=memory[1])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        assert self.gpus is not None
+        found = [index for index, gpu in enumerate(self.gpus) if gpu[0] == uuid]
+        if not found:
+            raise NVMLError("Not found")
+        return found[0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.users.get(gpu, ())
+        ]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> FakeNvml:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -36,27 +36,15 @@ class Kept:
 
 
 @dataclass(slots=True)
-class _Entry:
-    at_ns: int
-    what: Event | Snapshot
-    until_ns: int = 0
-
-    def moment(self) -> Moment:
-        if isinstance(self.what, Snapshot):
-            return Moment(self.at_ns, state=self.what)
-        return Moment(self.at_ns, event=self.what, until_ns=self.until_ns)
-
-
-@dataclass(slots=True)
 class _Chapter:
-    """Some entries, and the state before them.
+    """Some moments, and the state before them.
 
     States are never changed in place, so that one costs a reference, and the oldest chapter is
     dropped without folding it.
     """
 
     before: Snapshot
-    entries: list[_Entry] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
 
 
 class History:
@@ -68,18 +56,19 @@ class History:
         self._dropped = 0
         self._outputs: deque[Output] = deque(maxlen=MOST_OUTPUTS)
         self._written = 0
-        self._signs: dict[int, _Entry] = {}
-        """Each rank's sign of life in the newest chapter, when it was its latest event."""
+        self._signs: dict[int, int] = {}
+        """Where in the newest chapter each rank's sign of life is that was its latest event."""
 
     def changed(self, state: Snapshot) -> None:
         """The session itself made `state` of what there was."""
         self._turn_page(state)
-        self._add(_Entry(time.monotonic_ns(), state))
+        self._add(Moment(time.monotonic_ns(), state=state))
         self._signs.clear()
 
     def heard(self, before: Snapshot, events: Sequence[Event]) -> None:
         """`events` came when the state was `before`."""
         self._turn_page(before)
+        known = self._chapters[-1].moments
         for event in events:
             at_ns = event.heard_ns or time.monotonic_ns()
             if isinstance(event, Output):
@@ -87,52 +76,52 @@ class History:
                 self._outputs.append(_shortened(event, at_ns))
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
-            # Signs of life that say the same are one entry with an end.
-            elif isinstance(event, Pulse):
-                self._sign(event, at_ns)
             else:
-                self._signs.pop(event.rank, None)
-                self._add(_Entry(at_ns, event))
+                place, moment = self._signs.pop(event.rank, None), Moment(at_ns, event=event)
+                if place is not None and _is_continued(known[place], moment):
+                    known[place] = replace(known[place], until_ns=at_ns)
+                else:
+                    place = len(known)
+                    self._add(moment)
+                if isinstance(event, Pulse):
+                    self._signs[event.rank] = place
 
     def kept(self) -> Kept:
         """Return all that is left, oldest first."""
-        entries = [entry for chapter in self._chapters for entry in chapter.entries]
         return Kept(
             self._chapters[0].before,
-            tuple(entry.moment() for entry in entries),
+            tuple(moment for chapter in self._chapters for moment in chapter.moments),
             tuple(self._outputs),
             self._dropped,
             self._written - len(self._outputs),
         )
 
-    def _sign(self, pulse: Pulse, at_ns: int) -> None:
-        last = self._signs.get(pulse.rank)
-        if last is not None and isinstance(last.what, Pulse):
-            same = (last.what.doing, last.what.cell) == (pulse.doing, pulse.cell)
-            # Signs of life further apart are a silence, and kept as two.
-            if same and at_ns - max(last.at_ns, last.until_ns) < 1_500_000_000:
-                last.until_ns = at_ns
-                return
-        entry = _Entry(at_ns, pulse)
-        self._add(entry)
-        self._signs[pulse.rank] = entry
-
-    def _add(self, entry: _Entry) -> None:
-        self._chapters[-1].entries.append(entry)
+    def _add(self, moment: Moment) -> None:
+        self._chapters[-1].moments.append(moment)
         self._events += 1
 
     def _turn_page(self, before: Snapshot) -> None:
         """Begin a new chapter when the newest is full, and drop the oldest when all are."""
-        if len(self._chapters[-1].entries) < _CHAPTER:
+        if len(self._chapters[-1].moments) < _CHAPTER:
             return
         self._chapters.append(_Chapter(before))
         self._signs.clear()  # what a chapter says does not change any more
         # Whole chapters are dropped: each begins with the state before it, so nothing has to be
         # folded again.
-        while self._events - len(self._chapters[0].entries) >= MOST_EVENTS:
-            gone = len(self._chapters.popleft().entries)
+        while self._events - len(self._chapters[0].moments) >= MOST_EVENTS:
+            gone = len(self._chapters.popleft().moments)
             self._events -= gone
             self._dropped += gone
+
+
+def _is_continued(sign: Moment, later: Moment) -> bool:
+    """True of a rank's signs of life that say the same: they are one moment with an end."""
+    one, other = sign.event, later.event
+    if not isinstance(one, Pulse) or not isinstance(other, Pulse):
+        return False
+    # Further apart they are a silence, and kept as two.
+    near = later.at_ns - max(sign.at_ns, sign.until_ns) < 1_500_000_000
+    return near and (one.doing, one.cell) == (other.doing, other.cell)
 
 
 def _shortened(output: Output, at_ns: int) -> Output:

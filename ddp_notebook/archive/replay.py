@@ -207,7 +207,16 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 
 def _decoded(file: Path, text: bytes) -> SavedRun:
     """Return the run in the text of a file. Raises UsageMistake."""
-    wire = _run_in(file, text)
+    try:
+        whole = codec.loads(text, of_others=True)
+    except ValueError:
+        ours = f'"{KEY}"'.encode() in text or text.startswith(_BEGINS)
+        if ours:
+            raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
+        raise _foreign(file) from None
+    wire = whole.get(KEY) if isinstance(whole, dict) else None
+    if not isinstance(wire, dict) or wire.get("format") != FORMAT:
+        raise _foreign(file)
     # Before the content is decoded: a newer version may have fields that this one would call
     # damaged.
     version = wire.get("version")
@@ -222,21 +231,6 @@ def _decoded(file: Path, text: bytes) -> SavedRun:
         return decode_run(wire)
     except DecodeError as error:
         raise _damaged(file, str(error)) from None
-
-
-def _run_in(file: Path, text: bytes) -> dict[str, Any]:
-    """Return the run in the text of a file, not yet checked. Raises UsageMistake."""
-    try:
-        whole = codec.loads(text, of_others=True)
-    except ValueError:
-        ours = f'"{KEY}"'.encode() in text or text.startswith(_BEGINS)
-        if ours:
-            raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
-        raise _foreign(file) from None
-    run = whole.get(KEY) if isinstance(whole, dict) else None
-    if not isinstance(run, dict) or run.get("format") != FORMAT:
-        raise _foreign(file)
-    return run
 
 
 def _foreign(file: Path) -> UsageMistake:

@@ -21,7 +21,7 @@ from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import Case, Diagnosis, Moment, RankExited, Snapshot, codec
+from ddp_notebook.model import Case, Diagnosis, RankExited, Snapshot, codec
 
 
 def saved_run(
@@ -40,7 +40,10 @@ def saved_run(
     checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     if case is not None:
-        case = _with_sources_in_use(case)
+        # Only the files that ranks were seen in: beside a script lies much else.
+        paths = [record.path for issued in case.collectives.of.values() for record in issued]
+        seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
+        case = replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
     collectives = case.collectives if case is not None else None
     diagnosis = diagnose_run(case) if case is not None else None
     # What post-run checks alone have found stands on more than the case.
@@ -64,13 +67,6 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
-
-
-def _with_sources_in_use(case: Case) -> Case:
-    """Return the case with the files that ranks were seen in: beside a script lies much else."""
-    paths = [record.path for issued in case.collectives.of.values() for record in issued]
-    seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
-    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 def _versions(case: Case | None) -> dict[str, str]:
@@ -97,11 +93,19 @@ def _without_output(saved: SavedRun) -> SavedRun:
             for e in case.ranks
         )
         case = replace(case, ranks=tuple(brief))
+    moments = []
+    for moment in saved.moments:
+        state, event = moment.state, moment.event
+        if state is not None:
+            state = _brief(state)
+        elif isinstance(event, RankExited):
+            event = structs.replace(event, last_words=_last_line(event.last_words))
+        moments.append(replace(moment, state=state, event=event))
     return replace(
         saved,
         snapshot=_brief(saved.snapshot),
         start=_brief(saved.start),
-        moments=tuple(_brief_moment(moment) for moment in saved.moments),
+        moments=tuple(moments),
         case=case,
         diagnosis=replace(diagnosis, tracebacks=()) if diagnosis is not None else None,
     )
@@ -110,15 +114,6 @@ def _without_output(saved: SavedRun) -> SavedRun:
 def _brief(snapshot: Snapshot) -> Snapshot:
     brief = (replace(state, last_words=_last_line(state.last_words)) for state in snapshot.ranks)
     return replace(snapshot, ranks=tuple(brief))
-
-
-def _brief_moment(moment: Moment) -> Moment:
-    if moment.state is not None:
-        return replace(moment, state=_brief(moment.state))
-    if isinstance(moment.event, RankExited):
-        words = _last_line(moment.event.last_words)
-        return replace(moment, event=structs.replace(moment.event, last_words=words))
-    return moment
 
 
 def _last_line(text: str) -> str:

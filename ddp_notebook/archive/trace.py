@@ -110,39 +110,28 @@ def _rank(
         if not collective.over and left_ns > collective.issued_ns:
             call = replace(collective.call, freed=True)
             collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, call=call)
-        span, held = _slice_of(collective, axis), _held(collective)
+        spans = _slices_of(collective, axis)
         # Viewers take overlapping slices of one thread for nested calls, so buckets of one backward
         # pass need a thread each.
-        thread = main + 1 + _lane(lanes, span, held)
-        if held is not None:
-            yield _complete(held, pid, thread, axis)
-        yield _complete(span, pid, thread, axis)
-        arrows.add(collective, axis.us(span.begin_ns), pid, thread)
+        thread = main + 1 + _lane(lanes, spans[0].begin_ns, spans[-1].end_ns)
+        for span in spans:
+            yield _complete(span, pid, thread, axis)
+        arrows.add(collective, axis.us(collective.issued_ns), pid, thread)
     for lane in range(len(lanes)):
         name = f"collectives ({lane + 1})" if lane else "collectives"
         yield _thread(pid, main + 1 + lane, name)
 
 
-def _lane(lanes: list[int], span: _Slice, before: _Slice | None) -> int:
+def _lane(lanes: list[int], begin_ns: int, end_ns: int) -> int:
     """Return the first thread on which nothing is at that time; `lanes` has the end of each."""
-    begin_ns = (before or span).begin_ns
-    for number, end_ns in enumerate(lanes):
-        if end_ns <= begin_ns:
-            lanes[number] = span.end_ns
+    for number, free_ns in enumerate(lanes):
+        if free_ns <= begin_ns:
+            lanes[number] = end_ns
             return number
     # More collectives of one rank are not drawn beside each other.
     if len(lanes) < 64:
-        lanes.append(span.end_ns)
+        lanes.append(end_ns)
     return len(lanes) - 1
-
-
-def _held(collective: Collective) -> _Slice | None:
-    """For how long its rank was paused before it: no time of the collective's."""
-    if collective.call.held_ns <= 0:
-        return None
-    begin_ns = collective.issued_ns - collective.call.held_ns
-    name = f"{collective.operation} (paused)"
-    return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
 _SHOWN = (
@@ -152,33 +141,32 @@ _SHOWN = (
 """What of a collective is shown as it is."""
 
 
-def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
-    """Return a collective from its issue to its end."""
+def _slices_of(collective: Collective, axis: _Axis) -> list[_Slice]:
+    """Return a collective from its issue to its end; before it the pause of its rank, if any."""
     named = collective.phase in (Phase.FAILED, Phase.REFUSED, Phase.HELD)
     phase = "paused" if not collective.over else collective.phase
     phase = "freed" if collective.call.freed else phase
     name = f"{collective.operation} ({phase})" if named else collective.operation
-    begin_ns = collective.issued_ns
-    end_ns = collective.done_ns if collective.done_ns else axis.end_ns
-    return _Slice(name, "collective", begin_ns, max(end_ns, begin_ns), _known_of(collective))
-
-
-def _known_of(collective: Collective) -> dict[str, Any]:
-    """Return what is shown of a collective. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,
         "shape": list(collective.shape),
         **{name: getattr(collective, name) for name in _SHOWN},
-        "part of DDP": collective.part.value if collective.part is not None else "",
-        "place": str(place) if place is not None else "",
-        "line": place.text if place is not None else "",
-        "freed": "no rank waits for it any more" if collective.call.freed else "",
+        "part of DDP": getattr(collective.part, "value", ""),
+        "place": "" if place is None else str(place),
+        "line": getattr(place, "text", ""),
+        "freed": "no rank waits for it any more" * collective.call.freed,
+        "unfinished": None if collective.over else True,
     }
+    # What is unknown of it is left out.
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
-    if not collective.over:
-        known["unfinished"] = True
-    return known
+    begin_ns = collective.issued_ns
+    end_ns = max(collective.done_ns or axis.end_ns, begin_ns)
+    slices = [_Slice(name, "collective", begin_ns, end_ns, known)]
+    if collective.call.held_ns > 0:
+        paused_ns, paused = begin_ns - collective.call.held_ns, f"{collective.operation} (paused)"
+        slices.insert(0, _Slice(paused, "paused", paused_ns, begin_ns, {"phase": Phase.HELD.value}))
+    return slices
 
 
 # -- setup and cells ----------------------------------------------------------------------

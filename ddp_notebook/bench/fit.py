@@ -83,7 +83,17 @@ def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
             regimes.append(Regime(int(sizes[start]), latency, per_byte))
             errors.append(1 - (latency + per_byte * sizes[start:end]) / times[start:end])
         error = np.concatenate(errors)
-        candidates.append((_criterion(error, len(regimes)), tuple(regimes), error))
+        # Akaike's information criterion, corrected for few points; less is better. A line has two
+        # parameters, each further one also the size where it begins, and all share the noise. A
+        # second line must be better by 6 more: the best cut is searched for, and even in pure noise
+        # some cut is better than none.
+        lines, parameters = len(regimes), 3 * len(regimes)
+        free = count - parameters - 1
+        noise = max(float(np.mean(error**2)), 1e-12)  # of a perfect fit the logarithm stays finite
+        correction = 2 * parameters * (parameters + 1) / max(free, 1)
+        criterion = count * math.log(noise) + 2 * parameters + correction + 6 * (lines - 1)
+        if free > 0 or lines == 1:
+            candidates.append((criterion, tuple(regimes), error))
     _, best, error = min(candidates, key=lambda candidate: candidate[0])
     return best, error
 
@@ -104,22 +114,6 @@ def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
         both = np.where(np.arange(2) == alone.argmax(), alone, 0.0)
     latency, per_byte = both / scales
     return float(latency), float(per_byte)
-
-
-def _criterion(errors: Floats, lines: int) -> float:
-    """Akaike's information criterion, corrected for few points; less is better.
-
-    A line has two parameters, each further one also the size where it begins, and all share the
-    noise. A second line must be better by 6 more: the best cut is searched for, and even in pure
-    noise some cut is better than none.
-    """
-    count, parameters = len(errors), 3 * lines
-    free = count - parameters - 1
-    if free <= 0 and lines > 1:
-        return math.inf
-    noise = max(float(np.mean(errors**2)), 1e-12)  # of a perfect fit the logarithm stays finite
-    correction = 2 * parameters * (parameters + 1) / max(free, 1)
-    return count * math.log(noise) + 2 * parameters + correction + 6 * (lines - 1)
 
 
 def _half_bandwidth(regimes: Sequence[Regime]) -> float:

@@ -332,10 +332,18 @@ class Schedule:
         # When the time is over the first round still comes to its end: a size that was never
         # measured would leave a gap in its curve. What was measured once is then passed over.
         out_of_time = spent_s >= self.plan.budget_s
+        rounds = 1 if out_of_time else self.plan.max_rounds
         while True:
-            over = out_of_time and self._rounds_begun > 0
-            if not self._round and (over or not self._begin_round()):
-                return None
+            if not self._round:
+                left = [item for item in self.items if not self._is_done(item)]
+                if not left or self._rounds_begun >= rounds:
+                    return None
+                self._round = self._order.sample(left, k=len(left))
+                if not self._rounds_begun:  # something should be seen at once
+                    smallest = min(left, key=lambda item: item.size_bytes)
+                    self._round.remove(smallest)
+                    self._round.insert(0, smallest)
+                self._rounds_begun += 1
             item = self._round.pop(0)
             if not (out_of_time and self.times_ns[item]):
                 return item
@@ -359,18 +367,6 @@ class Schedule:
         by_time = min(spent_s / self.plan.budget_s, 1.0) if self.plan.budget_s else 1.0
         done = sum(self._is_done(item) for item in self.items) / len(self.items)
         return min(first, max(by_time, done))
-
-    def _begin_round(self) -> bool:
-        left = [item for item in self.items if not self._is_done(item)]
-        if not left or self._rounds_begun >= self.plan.max_rounds:
-            return False
-        self._round = self._order.sample(left, k=len(left))
-        if not self._rounds_begun:  # something should be seen at once
-            smallest = min(left, key=lambda item: item.size_bytes)
-            self._round.remove(smallest)
-            self._round.insert(0, smallest)
-        self._rounds_begun += 1
-        return True
 
     def _is_done(self, item: Item) -> bool:
         rounds = self.times_ns[item]

@@ -10,9 +10,9 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from ddp_notebook.bench.result import Trust
@@ -107,23 +107,19 @@ class StepPlan:
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         blocks: list[Block] = []
         for number in range(self.rounds):
-            groups = self._groups(order, world_size)
+            # Each group has one DDP object: making one takes longer than a short step.
+            groups = [
+                [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
+                for bucket in self.buckets
+                for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
+            ]
+            groups += [[("alone", batch, "")] for batch in self.batches]
+            groups = order.sample(groups, k=len(groups))
             if not number:  # the most important results come first and survive an interrupt
                 groups.sort(key=lambda group: group[0][0] != "plain")
-            for kind, batch, bucket in (each for group in groups for each in group):
+            for kind, batch, bucket in chain.from_iterable(groups):
                 blocks.append(Block(kind, len(blocks), number, batch, bucket))
         return tuple(blocks)
-
-    def _groups(self, order: random.Random, world_size: int) -> list[list[tuple[str, int, str]]]:
-        """Return the blocks of one round, shuffled: each group has one DDP object."""
-        # Making one takes longer than a short step.
-        groups = [
-            [(kind, batch, bucket) for batch in order.sample(self.batches, k=len(self.batches))]
-            for bucket in self.buckets
-            for kind in (("plain", "hooked") if world_size > 1 else ("plain",))
-        ]
-        groups += [[("alone", batch, "")] for batch in self.batches]
-        return order.sample(groups, k=len(groups))
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
@@ -268,15 +264,6 @@ Record = Mapping[str, Any]
 """One rank's measurements of one block, as `rank.bench.steps` gives it."""
 
 
-def _of_all_ranks(per_rank: Sequence[Sequence[Record]]) -> list[list[Record]]:
-    """The blocks that every rank has, each with the ranks' records of it."""
-    # The time of a step is that of its slowest rank, and without that rank's record it would be
-    # too short.
-    by_number = [{record["block"]: record for record in records} for records in per_rank]
-    numbers = set.intersection(*map(set, by_number)) if by_number else set()
-    return [[records[number] for records in by_number] for number in sorted(numbers)]
-
-
 def summarise(
     about: StepBenchResult, per_rank: Sequence[Sequence[Record]], *, rounds: int
 ) -> StepBenchResult:
@@ -285,9 +272,15 @@ def summarise(
     A block that one rank lacks, because it was stopped or died, is left out for all ranks.
     `rounds` are those of the plan: the budget may end before.
     """
-    blocks = _of_all_ranks(per_rank)
+    # The time of a step is that of its slowest rank, and without that rank's record it would be
+    # too short.
+    by_number = [{record["block"]: record for record in records} for records in per_rank]
+    numbers = set.intersection(*map(set, by_number)) if by_number else set()
     kinds: dict[str, dict[Any, list[list[Record]]]] = {"plain": {}, "hooked": {}, "alone": {}}
-    for block in blocks:
+    done: set[int] = set()
+    for number in sorted(numbers):
+        block = [records[number] for records in by_number]
+        done.add(block[0]["round"])
         bucket = block[0].get("bucket", "")
         kinds[block[0]["kind"]].setdefault((bucket, block[0]["batch"]), []).append(block)
 
@@ -305,11 +298,10 @@ def summarise(
     )
     result = replace(about, world_size=len(per_rank), points=points)
     notes = [*about.notes, *_notes(result)]
-    done = len({block[0]["round"] for block in blocks})
-    if done < rounds and not about.problem:
+    if len(done) < rounds and not about.problem:
         notes.append(
-            f"The budget was enough for {done} of {rounds} rounds: a disturbance of a moment may "
-            "have fallen on one point alone. A larger --budget gives the others."
+            f"The budget was enough for {len(done)} of {rounds} rounds: a disturbance of a moment "
+            "may have fallen on one point alone. A larger --budget gives the others."
         )
     return replace(result, notes=tuple(notes), break_even=break_even(result.main_points))
 
@@ -320,6 +312,8 @@ def _point(
     hooked: Sequence[Sequence[Record]],
     alone: Sequence[Sequence[Record]],
 ) -> StepPoint:
+    import numpy as np  # late: it is loaded only where something was measured
+
     bucket, batch = key
     sync_ns = [sum(parts) for block in plain for parts in _slowest(block, "sync")]
     local = [parts for block in plain for parts in _slowest(block, "local")]
@@ -332,6 +326,11 @@ def _point(
     overlapped_ns = [min(step) for block in hooked for step in _beside(block, "overlapped")]
     step, still = statistics.median(sync_ns), statistics.median(local_ns)
     forward, backward, optimizer = middle_parts(local)
+    # The interval of the difference of the medians, by bootstrap. The seed is of the data, so that
+    # a run that is saved and read again has the same.
+    draw = np.random.default_rng(len(sync_ns))
+    medians = [np.median(draw.choice(t, (400, len(t))), axis=1) for t in (sync_ns, local_ns)]
+    low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
     return StepPoint(
         batch=batch,
         bucket=bucket,
@@ -342,7 +341,7 @@ def _point(
         backward_us=backward / 1e3,
         optimizer_us=optimizer / 1e3,
         exposed_us=(step - still) / 1e3,
-        exposed_interval_us=_interval_us(sync_ns, local_ns),
+        exposed_interval_us=(float(low), float(high)),
         alone_us=(statistics.median(alone_ns) if alone_ns else still) / 1e3,
         world_size=len(plain[0]),
         overlapped_us=statistics.median(overlapped_ns) / 1e3 if overlapped_ns else None,
@@ -370,17 +369,6 @@ def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
     outside = 2 * len(ordered) // 5
     middle = ordered[outside : len(ordered) - outside]
     return [statistics.fmean(parts) for parts in zip(*middle, strict=True)]
-
-
-def _interval_us(one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-    """95 % interval of the difference of the medians, by bootstrap."""
-    import numpy as np  # late: it is loaded only where something was measured
-
-    # The seed is of the data, so that a run that is saved and read again has the same interval.
-    draw = np.random.default_rng(len(one))
-    medians = [np.median(draw.choice(times, (400, len(times))), axis=1) for times in (one, other)]
-    low, high = np.quantile(medians[0] - medians[1], (0.025, 0.975)) / 1e3
-    return float(low), float(high)
 
 
 def break_even(points: Sequence[StepPoint]) -> float | None:
@@ -431,8 +419,31 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
 
 def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     """Return the badge, and every reason why it is not better, worst first."""
-    load = from_load(result.world_size, result.cores, result.others_cpu)
-    return worst_first([*load, *_from_points(result.points)])
+    judged = [*from_load(result.world_size, result.cores, result.others_cpu)]
+    points = result.points
+    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
+    if impossible:
+        reason = (
+            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
+            "one of all ranks, which cannot be: something else slowed it down, so there is no "
+            "efficiency to tell"
+        )
+        judged.append((Trust.NOISY, reason))
+    few = [p for p in points if len(p.times_us) < 8]
+    if few:
+        reason = (
+            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
+            "the budget ended. A larger --budget helps"
+        )
+        judged.append((Trust.FAIR, reason))
+    spread = _spread([p for p in points if p not in few])
+    if spread > 0.15:
+        reason = (
+            f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
+            "their median"
+        )
+        judged.append((Trust.NOISY if spread > 0.3 else Trust.FAIR, reason))
+    return worst_first(judged)
 
 
 def _spread(points: Sequence[StepPoint]) -> float:
@@ -440,28 +451,3 @@ def _spread(points: Sequence[StepPoint]) -> float:
     quarters = [statistics.quantiles(p.times_us, n=4) for p in points]
     spreads = [(high - low) / 2 / middle for low, middle, high in quarters if middle > 0]
     return statistics.median(spreads) if spreads else 0.0
-
-
-def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
-    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
-    if impossible:
-        yield (
-            Trust.NOISY,
-            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
-            "one of all ranks, which cannot be: something else slowed it down, so there is no "
-            "efficiency to tell",
-        )
-    few = [p for p in points if len(p.times_us) < 8]
-    if few:
-        yield (
-            Trust.FAIR,
-            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
-            "the budget ended. A larger --budget helps",
-        )
-    spread = _spread([p for p in points if p not in few])
-    if spread > 0.15:
-        yield (
-            Trust.NOISY if spread > 0.3 else Trust.FAIR,
-            f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
-            "their median",
-        )

@@ -5,14 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ddp_notebook.bench.result import (
-    BenchPoint,
-    Conditions,
-    Curve,
-    Fit,
-    Trust,
-    duration,
-)
+from ddp_notebook.bench.result import BenchPoint, Conditions, Curve, Fit, Trust, duration
 from ddp_notebook.model import counted, format_bytes
 
 _CORES_PER_RANK = 2

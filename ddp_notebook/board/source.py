@@ -6,13 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
 from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
+from ddp_notebook.launch.gpu_use import GpuUse
 from ddp_notebook.model import (
     Collective,
     Collectives,
@@ -75,6 +76,7 @@ class BoardSource:
         self._found: Diagnosis | None = None
         self._stops_key: object = None
         self._stops: dict[str, Any] = {}
+        self._gpu_use = GpuUse()
 
     @property
     def run(self) -> int:
@@ -119,6 +121,9 @@ class BoardSource:
             with contextlib.suppress(ValueError):
                 news = of_run(self._tails.follow(logs, run), run.events.left_ns)
         diagnosis = self._diagnosis(snapshot, bool(news))
+        if session.pool.processes is not None and (gpus := session.pool.processes.devices.gpus):
+            uses = self._gpu_use.lines(gpus, {state.pid: state.rank for state in snapshot.ranks})
+            snapshot = replace(snapshot, notes=(*snapshot.notes, *uses))
         store, stops = session.setup.store, session.runs.stops
         if run is None:
             return BoardFacts(

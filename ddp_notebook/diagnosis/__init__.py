@@ -3,6 +3,7 @@
 context.py    The rules' input: all ranks' reports, and what is derived from them once.
 deaths.py     Ranks whose process ended: how, the known cause, and how to replace them.
 diagnose.py   The table of all rules, in order: what is wrong with a setup, a run, or its training.
+error_texts.py  What texts of torch, gloo, NCCL and torchrun mean, and what can cause them.
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Majority votes: which of several values is right, and which ranks differ.

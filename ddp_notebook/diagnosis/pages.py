@@ -454,8 +454,8 @@ PAGES: Mapping[Category, Page] = {
         "Make the path on rank 0, and dist.broadcast_object_list it.",
     ),
     Category.GPU_MAPPING: Page(
-        "«Duplicate GPU detected», or a training that is slow.",
-        "Two ranks use one GPU.",
+        "«Duplicate GPU detected», «invalid device ordinal», or a training that is slow.",
+        "Two ranks use one GPU, or a rank chooses one that it does not see.",
         "The device of each rank.",
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else.",
     ),

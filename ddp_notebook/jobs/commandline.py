@@ -8,9 +8,11 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_notebook.archive.save import check_target, line, write
+from ddp_notebook.diagnosis import error_texts
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import find, hosts
 from ddp_notebook.jobs.target import Target, ranks_of
@@ -18,7 +20,7 @@ from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
 from ddp_notebook.views import stacks
-from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.ansi import plain, preformatted
 
 _TARGET = (
     "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
@@ -27,6 +29,8 @@ _TARGET = (
     "host, by your ssh. Without one: the job that runs, or the last one"
 )
 _SLURM = "the number of a job of Slurm's that runs: its hosts are asked by srun --overlap"
+_MOST_CHARACTERS = 2**22
+"""Of a log that is to be explained."""
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
 
@@ -58,6 +62,10 @@ def add(commands: Any) -> None:
     save.add_argument("file", help="the file to write; - writes it to the output")
     save.add_argument("--force", action="store_true", help="replace a file that exists")
     save.set_defaults(run=_save)
+    about = "explain an error text of torch, gloo, NCCL or torchrun, or a category of findings"
+    explain = commands.add_parser("explain", help=about, description=about, allow_abbrev=False)
+    explain.add_argument("text", nargs="*", help="the text, or a file; without one, stdin is read")
+    explain.set_defaults(run=_explain)
     about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
     # None of the arguments is an option of ours: all are the script's; the first may be -m.
     run = commands.add_parser(
@@ -79,6 +87,21 @@ def _mcp(_args: argparse.Namespace) -> NoReturn:
     # The process is replaced, so that stdin and stdout are the server's alone: what an import here
     # had printed would break the protocol.
     os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
+
+
+def _explain(args: argparse.Namespace) -> int:
+    text = " ".join(args.text)
+    if not text:
+        text = sys.stdin.read(_MOST_CHARACTERS)
+    elif len(args.text) == 1 and Path(text).is_file():
+        with Path(text).open(errors="replace") as file:
+            text = file.read(_MOST_CHARACTERS)
+    if explained := error_texts.explain(text):
+        print("\n".join(preformatted(explained)))
+        return 0
+    names = error_texts.near(text)
+    more = f" Did you mean {' or '.join(names)}?" if names else ""
+    raise UsageMistake(f"No error text that is known here is in it.{more}")
 
 
 def _save(args: argparse.Namespace) -> int:
@@ -134,17 +157,14 @@ def _chosen(args: argparse.Namespace, target: Target) -> str:
 
 def _where(args: argparse.Namespace) -> int:
     target = hosts.named(args.target, args.slurm)
-    if args.stacks or args.locals or args.ranks is not None:
-        tree = target.where(ranks_of(target, args.ranks), args.locals)
-        _print(
-            places_to_json(target.places(), tree, target.name)
-            if args.json
-            else _chosen(args, target) + stacks.text(tree)
-        )
+    of_all = args.stacks or args.locals or args.ranks is not None
+    tree = target.where(ranks_of(target, args.ranks), args.locals) if of_all else None
+    if tree is not None and not args.json:
+        _print(_chosen(args, target) + stacks.text(tree))
         return 0
     places = target.places()
     if args.json:
-        _print(places_to_json(places, job=target.name))
+        _print(places_to_json(places, tree, target.name))
     else:
         text = _places_text(places, target.world_size, target.about, " ".join(args.target))
         _print(_chosen(args, target) + text)

@@ -47,20 +47,6 @@ def job_of(pid: int) -> Job:
     return job
 
 
-def newest() -> Job:
-    """Return the job that runs, else the newest that ran. Raises UsageMistake without any."""
-    everything = records.jobs()
-    alive = [job for job in everything if job.alive]
-    if len(alive) > 1:
-        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
-        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
-    if not everything:
-        raise UsageMistake(
-            f"There is no prepared job of yours on this host ({looked_in()}). {HOW_TO_PREPARE}"
-        )
-    return (alive or everything)[0]
-
-
 HOW_TO_PREPARE = (
     "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
 )
@@ -88,22 +74,6 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return gone + (f" Prepared jobs: {known}." if known else "")
     if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
-    if told := _of_a_launcher(pid):
-        return told
-    if not was_set(pid) and not has_torch(pid):
-        return (
-            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
-            "Your jobs: ddp-notebook jobs"
-        )
-    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
-    return (
-        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
-        f"runs Python and py-spy is installed: {how_to_see(pid)}"
-    )
-
-
-def _of_a_launcher(pid: int) -> str:
-    """Say what a launcher of ranks waits for, or has started; empty of another process."""
     if outside.is_torchrun(pid) and processes.children(pid) == ():
         return (
             f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
@@ -117,7 +87,16 @@ def _of_a_launcher(pid: int) -> str:
             "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
             f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
         )
-    return ""
+    if not was_set(pid) and not has_torch(pid):
+        return (
+            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
+            "Your jobs: ddp-notebook jobs"
+        )
+    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
 
 
 # -- listed ------------------------------------------------------------------------------
@@ -156,33 +135,31 @@ def listed() -> list[Listed]:
     jobs = records.jobs()
     listed = []
     for job in jobs:
+        # Each running job is asked, twice where something is wrong, so a list of five jobs that
+        # hang takes seconds. It is worth that: which job hangs is what the list is looked at for.
+        stuck: bool | None
+        if job.alive:
+            stuck, state = _running(prepared.why(job).diagnosis)
+        elif job.in_another_container:
+            stuck, state = None, "runs in another container: ask there"
+        else:
+            stuck, state = False, "has ended"
         pids = {rank: process.about.pid for rank, process in job.processes.items()}
         script, began_s = job.first.script, job.first.wall_s
-        state = _state(job)
-        listed.append(Listed(script, job.world_size, pids, job.alive, began_s, True, *state))
-    return [*listed, *map(_unprepared, others(jobs))]
-
-
-def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
-    first = ranks[min(ranks)]
-    pids = {rank: seen.pid for rank, seen in ranks.items()}
-    state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
-    if outside.was_set(first.pid):
-        state = f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
-        state = outside.elsewhere(first.pid) or state
-    size = max(first.world_size, max(ranks) + 1)
-    return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
-
-
-def _state(job: Job) -> tuple[bool | None, str]:
-    """Return whether it is stuck, and a text for its state."""
-    if not job.alive and job.in_another_container:
-        return None, "runs in another container: ask there"
-    if not job.alive:
-        return False, "has ended"
-    # Each running job is asked, twice where something is wrong, so a list of five jobs that hang
-    # takes seconds. It is worth that: which job hangs is what the list is looked at for.
-    return _running(prepared.why(job).diagnosis)
+        size = job.world_size
+        listed.append(Listed(script, size, pids, job.alive, began_s, True, stuck, state))
+    for ranks in others(jobs):
+        first = ranks[min(ranks)]
+        state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
+        if outside.was_set(first.pid):
+            state = outside.elsewhere(first.pid) or (
+                f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
+            )
+        size = max(first.world_size, max(ranks) + 1)
+        pids = {rank: seen.pid for rank, seen in ranks.items()}
+        alive = tuple(ranks)
+        listed.append(Listed(first.script, size, pids, alive, first.began_s, False, None, state))
+    return listed
 
 
 def _running(diagnosis: Diagnosis) -> tuple[bool | None, str]:

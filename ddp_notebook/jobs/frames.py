@@ -93,23 +93,19 @@ class Sources:
         A dump of a few kilobytes may name one stack of hundreds of frames in each of 50,000
         entries: what is built must not be larger than what was read.
         """
-        place = self._places.get(frame)
-        if place is None:
-            name = self._names.get(frame.file) or self._read(frame.file)
-            lines = self._lines.get(name, [])
-            text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
-            function = "" if frame.function in ("<module>", "??") else frame.function
-            place = self._places[frame] = Place(name, frame.line, function, text)
-        return place
-
-    def _read(self, file: str) -> str:
-        path = Path(file)
-        taken = set(self._names.values())
-        name = path.name if path.name not in taken else file
-        self._names[file] = name
-        # A dump may name as many files as it likes, and each is opened.
-        code = path.suffix == ".py" and len(self._names) <= 200
-        text = files.source(path, self.before_s) if code else ""
-        if text:
-            self.texts[name], self._lines[name] = text, text.splitlines()
-        return name
+        if frame in self._places:
+            return self._places[frame]
+        if frame.file not in self._names:
+            path = Path(frame.file)
+            name = path.name if path.name not in self._names.values() else frame.file
+            self._names[frame.file] = name
+            # A dump may name as many files as it likes, and each is opened.
+            code = path.suffix == ".py" and len(self._names) <= 200
+            if code and (source := files.source(path, self.before_s)):
+                self.texts[name], self._lines[name] = source, source.splitlines()
+        name = self._names[frame.file]
+        lines = self._lines.get(name, [])
+        text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+        function = "" if frame.function in ("<module>", "??") else frame.function
+        self._places[frame] = Place(name, frame.line, function, text)
+        return self._places[frame]

@@ -193,24 +193,6 @@ def listed(host: str, *options: str) -> str:
     return "\n".join(preformatted(text.rstrip()))
 
 
-def on_all(hosts: Sequence[Host], words: Sequence[Sequence[str]]) -> list[bytes | UsageMistake]:
-    """Return what each host printed, or why it did not; `words` has a command for each."""
-
-    def run(host: Host, of: Sequence[str]) -> bytes | UsageMistake:
-        try:
-            return host.run(of)
-        except UsageMistake as mistake:
-            return mistake
-
-    with ThreadPoolExecutor(min(len(hosts), 16)) as pool:
-        return list(pool.map(run, hosts, words))
-
-
-def last_line(output: bytes) -> bytes:
-    """The line with what was asked for: a shell's start-up files may have printed before."""
-    return output.strip().rpartition(b"\n")[2]
-
-
 def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     """Return a command's exit code, None if it took too long, its output, its last error line."""
     late = threading.Event()
@@ -297,23 +279,27 @@ def diagnosed(runs: Runs) -> Diagnosis:
     if not all(observed(run).prepared for run in runs.values()):
         return _one_by_one(runs)
     case = joined(runs)
-    seen = {rank for run in runs.values() for rank in observed(run).ranks}
+    seen = set().union(*(observed(run).ranks for run in runs.values()))
     diagnosis = prepared.by_rules(case, all_seen=seen.issuperset(range(case.world_size)))
-    return (
-        diagnosis if diagnosis.wrong else replace(diagnosis, unsure=_unsure(case, diagnosis.unsure))
-    )
+    if diagnosis.wrong:
+        return diagnosis
+    silent = case.where(Activity.SILENT)
+    running = case.where(Activity.BUSY, Activity.WAITING, Activity.HELD)
+    unsure = diagnosis.unsure
+    if silent:
+        unsure = f"No problem found so far: {verb(silent, 'was', 'were')} not seen."
+    elif running and not unsure:
+        unsure = f"No problem found so far: {name_ranks(running)} still run."
+    return replace(diagnosis, unsure=unsure)
 
 
 def judged(diagnosis: Diagnosis, runs: Runs) -> Verdict:
     """Return a diagnosis with what it stands on."""
     basis = "; ".join(f"{plain(observed(run).basis)}, on {host}" for host, run in runs.items())
-    unread = ((host, note) for host, run in runs.items() for note in observed(run).unread)
-    notes = (f"{host}: {plain(note)}" for host, note in unread)
-    return (
-        for_others(diagnosis, basis, notes)
-        if len(runs) > 1
-        else Verdict(diagnosis, basis, tuple(notes))
+    notes = (
+        f"{host}: {plain(note)}" for host, run in runs.items() for note in observed(run).unread
     )
+    return for_others(diagnosis, basis, notes)
 
 
 def observed(run: SavedRun) -> Observed:
@@ -334,15 +320,6 @@ _ONE_BY_ONE = (
     "Undecided: the job was not prepared, and from outside what ranks of one host wait for on "
     "another is not seen."
 )
-
-
-def _unsure(case: Case, why: str) -> str:
-    """Say why the absence of findings proves nothing."""
-    silent = case.where(Activity.SILENT)
-    if silent:
-        return f"No problem found so far: {verb(silent, 'was', 'were')} not seen."
-    running = case.where(Activity.BUSY, Activity.WAITING, Activity.HELD)
-    return why or (f"No problem found so far: {name_ranks(running)} still run." if running else "")
 
 
 def _here(run: SavedRun) -> Case:
@@ -380,11 +357,10 @@ def named(words: Sequence[str], slurm: str | None = None) -> Target:
         return Elsewhere([(node, f"{OF_SLURM}{number}") for node in nodes])
     if not words or not is_elsewhere(words[0]):
         return on_this_host(words)
-    there = [ELSEWHERE.fullmatch(word) for word in words]
-    pairs = [(match[1], match[2]) for match in there if match]
-    if len(pairs) < len(words) or len({host for host, _ in pairs}) < len(pairs):
+    pid_on = {match[1]: match[2] for match in map(ELSEWHERE.fullmatch, words) if match}
+    if len(pid_on) < len(words):
         raise UsageMistake("Name a job on other hosts by one HOST:PID for each of them.")
-    return Elsewhere([(by_ssh(host), pid) for host, pid in pairs])
+    return Elsewhere([(by_ssh(host), pid) for host, pid in pid_on.items()])
 
 
 class Elsewhere(Target):
@@ -426,7 +402,16 @@ class Elsewhere(Target):
         if diagnosis.wrong and len(self._runs) > 1:  # of one host, it has looked twice itself
             diagnosis = prepared.in_both(diagnosis, diagnosed(self._look()))
         verdict = judged(diagnosis, self._runs)
-        return joined(self._runs), replace(verdict, unread=(*verdict.unread, *self._notes()))
+        here = metadata.version("ddp-notebook")
+        versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
+        others = (
+            f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on the job may "
+            "differ"
+            for host, there in versions.items()
+            if there and there != here
+        )
+        unread = (*verdict.unread, *self._missing, *others)
+        return joined(self._runs), replace(verdict, unread=unread)
 
     def reports(self) -> Sequence[RankReport]:
         """Ask all hosts."""
@@ -462,11 +447,11 @@ class Elsewhere(Target):
 
     def _look(self) -> dict[str, SavedRun]:
         """Return what each host knows now. Raises UsageMistake for what is no run."""
-        runs = {
-            host: Replay.of_text(last_line(out), f"what {host} answers").saved
-            for host, out in self._answers("save", "-").items()
-        }
-        for host, run in runs.items():
+        runs = {}
+        for host, output in self._answers("save", "-").items():
+            # It is the last line: a shell's start-up files may have printed before.
+            text = output.strip().rpartition(b"\n")[2]
+            run = runs[host] = Replay.of_text(text, f"what {host} answers").saved
             name = observed(run).name
             if self._names.setdefault(host, name) != name:
                 raise UsageMistake(f"{self.name} is no more: there it is {plain(name)} now.")
@@ -475,25 +460,18 @@ class Elsewhere(Target):
 
     def _answers(self, command: str, *options: str) -> dict[str, bytes]:
         """Return what each host prints; `_missing` says which do not, and why."""
-        words = [(command, word, *options) for word in self._words]
-        answers = on_all(self._hosts, words)
+
+        def run(host: Host, word: str) -> bytes | UsageMistake:
+            try:
+                return host.run((command, word, *options))
+            except UsageMistake as mistake:
+                return mistake
+
+        with ThreadPoolExecutor(min(len(self._hosts), 16)) as pool:
+            answers = list(pool.map(run, self._hosts, self._words))
         wrong = [answer for answer in answers if isinstance(answer, UsageMistake)]
         if len(wrong) == len(answers):
             raise wrong[0]
         self._missing = tuple(map(str, wrong))
         pairs = zip(self._hosts, answers, strict=True)
         return {host.name: out for host, out in pairs if isinstance(out, bytes)}
-
-    def _notes(self) -> list[str]:
-        """Say which hosts did not answer, and which have another version."""
-        here = metadata.version("ddp-notebook")
-        versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
-        return [
-            *self._missing,
-            *(
-                f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on "
-                "the job may differ"
-                for host, there in versions.items()
-                if there and there != here
-            ),
-        ]

@@ -31,7 +31,7 @@ from ddp_notebook.jobs import dumps, logs
 from ddp_notebook.jobs.dumps import Dump, NotPlain
 from ddp_notebook.jobs.frames import Sources, function_called
 from ddp_notebook.jobs.logs import Logs, Raised
-from ddp_notebook.jobs.verdict import own_errors
+from ddp_notebook.jobs.verdict import own_errors, raised_in_last
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -44,6 +44,7 @@ from ddp_notebook.model import (
     InitArguments,
     Part,
     Phase,
+    Place,
     ProcessEnd,
     RankError,
     RankReport,
@@ -60,7 +61,9 @@ _MOST_RANKS = 4096
 """So many are judged, and so many files are read: one of each rank's."""
 _LOG_TAIL_BYTES = 2 << 20
 """How much of a log is read, from its end, where the errors are."""
+_LOGS = frozenset([".log", ".txt", ".out", ".err"])
 _TORCHRUN = re.compile(r"attempt_(\d+)/(\d{1,6})/(?:stdout|stderr)\.log$")
+_OF_RANK = re.compile(r"rank[_-]?(\d{1,6})(?!\d)")
 _ABORTED = -signal.SIGABRT.value
 
 
@@ -133,7 +136,7 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
             folder = folders.pop()
             try:
                 with os.scandir(folder) as entries:
-                    names = {e.name: e.is_dir(follow_symlinks=False) for e in islice(entries, most)}
+                    names = [entry.name for entry in islice(entries, most)]
             except OSError as error:
                 found.leave_out(folder.name, f": {error.strerror or error}")
                 continue
@@ -143,98 +146,70 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
                     f"{shown} holds more than {MOST_IN_FOLDERS:,} files and folders. Name the "
                     "folder that one job has written."
                 )
-            folders += (folder / name for name in names if names[name])
-            for file in (folder / name for name in names if not names[name]):
-                if (written_s := _written_s(file, found)) is not None:
-                    yield file, written_s
+            for file in map(folder.joinpath, names):
+                try:
+                    status = file.lstat()
+                except OSError as error:  # it has gone, or its folder may be listed and no more
+                    found.leave_out(file.name, f": {error.strerror or error}")
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    yield file, status.st_mtime
+                elif stat.S_ISDIR(status.st_mode):
+                    folders.append(file)
+                else:
+                    # Links are not followed: they may lead anywhere, also where we may not look,
+                    # and in a ring.
+                    is_link = stat.S_ISLNK(status.st_mode)
+                    what = "a link" if is_link else "a pipe, a socket or a device"
+                    found.leave_out(file.name, f": {what}")
 
 
-def _written_s(file: Path, found: Found) -> float | None:
-    """Return when a file in a folder was written; note why where it is not to be read."""
-    try:
-        status = file.lstat()
-    except OSError as error:  # it has gone meanwhile, or its folder may be listed and no more
-        found.leave_out(file.name, f": {error.strerror or error}")
-        return None
-    if stat.S_ISREG(status.st_mode):
-        return status.st_mtime
-    # Links are not followed: they may lead anywhere, also where we may not look, and in a ring.
-    is_link = stat.S_ISLNK(status.st_mode)
-    found.leave_out(file.name, ": a link" if is_link else ": a pipe, a socket or a device")
-    return None
-
-
-def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
+def _last_attempts(written_s: Mapping[Path, float]) -> list[Path]:
     """Return the files without logs of torchrun's earlier attempts, and of runs before the last."""
     # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. Runs of weeks lie in
     # one folder, and so do all attempts of a launcher that was told to restart ranks. An error
     # before the last attempt did not end the job, and to blame its rank would be wrong.
-    runs: dict[Path, float] = {}
-    for file, written_s in files.items():
-        if _TORCHRUN.search(file.as_posix()):
-            run = file.parent.parent
-            runs[run] = max(runs.get(run, 0.0), written_s)
-    newest: dict[Path, Path] = {}
-    for run, when in runs.items():
-        base = run.parent.parent
-        if base not in newest or (when, run.name) > (runs[newest[base]], newest[base].name):
-            newest[base] = run
-    kept = set(newest.values())
-    return [
-        file
-        for file in sorted(files)
-        if not _TORCHRUN.search(file.as_posix()) or file.parent.parent in kept
-    ]
+    attempts = {file: file.parent.parent for file in written_s if _TORCHRUN.search(file.as_posix())}
+    newest: dict[Path, tuple[float, str, Path]] = {}
+    for file, attempt in attempts.items():
+        log_dir, age = attempt.parent.parent, (written_s[file], attempt.name, attempt)
+        newest[log_dir] = max(age, newest.get(log_dir, age))
+    last = {attempt for *_, attempt in newest.values()}
+    return [file for file in sorted(written_s) if file not in attempts or attempts[file] in last]
 
 
 def _take(file: Path, found: Found, most_records: int) -> int:
     """Read one file into `found`; return how many bytes that were."""
-    # Of a log the rank by its name; torchrun's folders are named by local ranks.
-    match = _TORCHRUN.search(file.as_posix()) or re.search(r"rank[_-]?(\d{1,6})(?!\d)", file.name)
-    rank = int(match[match.lastindex or 1]) if match else None
+    data = b""
     try:
         with opened(file) as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
             start = stream.read(2)
-            if _is_log(file, start):
+            # A log by its name; or without a suffix what begins as no dump does.
+            if file.suffix in _LOGS or not (file.suffix or start[:1] in (b"\x80", b"{", b"")):
                 stream.seek(max(0, size_bytes - _LOG_TAIL_BYTES))
                 text = stream.read(_LOG_TAIL_BYTES).decode("utf-8-sig", errors="replace")
                 if text and not text.strip("\0"):  # it is sparse
                     found.leave_out(file.name, f", which has {size_bytes:,} bytes and no text")
                     return 0
-                found.logs.append((text, rank))
+                # Its rank is in its name; torchrun's folders are named by local ranks.
+                match = _TORCHRUN.search(file.as_posix()) or _OF_RANK.search(file.name)
+                found.logs.append((text, int(match[match.lastindex or 1]) if match else None))
                 return sys.getsizeof(text)  # one character of another script makes it four times
             if size_bytes > dumps.MOST_BYTES:
                 found.leave_out(file.name, f", which has {size_bytes:,} bytes")
-                return 0
-            data = start + stream.read(size_bytes)
+            elif data := start + stream.read(size_bytes):
+                wire, rank = dumps.parse(data), dumps.rank_of(file.name)
+                if rank is None:
+                    found.leave_out(file.name, ", whose name does not say of which rank it is")
+                # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.
+                elif rank not in found.dumps or data[:1] != b"{":
+                    found.dumps[rank] = dumps.read(wire, rank, found.sources, most_records)
     except OSError as error:
         found.leave_out(file.name, f": {error.strerror or error}")
-        return 0
-    if data:
-        _take_dump(file, data, found, most_records)
-    return len(data)
-
-
-def _is_log(file: Path, start: bytes) -> bool:
-    """Return True for a log by its name, or without a suffix for what begins as no dump does."""
-    if not file.suffix:
-        return start[:1] not in (b"\x80", b"{", b"")
-    return file.suffix in (".log", ".txt", ".out", ".err")
-
-
-def _take_dump(file: Path, data: bytes, found: Found, most_records: int) -> None:
-    try:
-        wire = dumps.parse(data)
     except NotPlain as error:
         found.leave_out(file.name, f", which is no dump of torch: {error}")
-        return
-    rank = dumps.rank_of(file.name)
-    if rank is None:
-        found.leave_out(file.name, ", whose name does not say of which rank it is")
-    # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.
-    elif rank not in found.dumps or data[:1] != b"{":
-        found.dumps[rank] = dumps.read(wire, rank, found.sources, most_records)
+    return len(data)
 
 
 # -- as one case -----------------------------------------------------------------------------
@@ -253,8 +228,9 @@ class Gathered:
     logs: Ranks
     stacks: bool
     unread: tuple[str, ...] = ()
-    stood: Mapping[int, Collective] = field(default_factory=dict)
-    """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
+    stood: Mapping[int, tuple[Collective, ...]] = field(default_factory=dict)
+    """By rank, where no dump says more, the call in which it gave up waiting, by its stack: which
+    number is unknown."""
     certain: str = ""
     """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
     certain of logs that name no rank. Empty for none."""
@@ -282,17 +258,23 @@ def gather(paths: Sequence[Path]) -> Gathered:
             "files of one job."
         )
     size = _size(read, written, found.notes)
-    gave_up = written.watchdogs.gave_up()
     errors = {
-        rank: RankReport(
-            0,
-            Activity.FAILED,
-            error=RankError(type="DistBackendError", text=f"NCCL's watchdog timed out in {what}"),
-        )
-        for rank, what in gave_up.items()
+        rank: RankError("DistBackendError", f"NCCL's watchdog timed out in {what}")
+        for rank, what in written.watchdogs.gave_up().items()
     }
-    errors |= {rank: _error(error, sources) for rank, error in written.raised.items()}
-    records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in read.items()}
+    stood = {}
+    for rank, raised in written.raised.items():
+        lines = zip(raised.frames, raised.texts, strict=True)
+        places = [(sources.place(frame), text) for frame, text in lines if frame.users]
+        at = tuple(replace(place, text=place.text or text) for place, text in places)
+        errors[rank] = RankError(raised.type, raised.text, at)
+        if (call := _call_of(rank, raised, at, size)) is not None:
+            stood[rank] = (call,)
+    records = {rank: dump.records for rank, dump in read.items()}
+    for rank, issued in records.items():
+        # gloo's dumps say of the collective that raised the error that it is done.
+        if rank in errors and raised_in_last(errors[rank], issued):
+            records[rank] = (*issued[:-1], replace(issued[-1], phase=Phase.FAILED))
     reports = tuple(
         _report(rank, records.get(rank, ()), errors.get(rank), written) for rank in range(size)
     )
@@ -306,8 +288,8 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in read.values() if dump.records),
         found.notes,
-        _stood(written.raised, errors, size),
-        written.watchdogs.words() or _without_ranks(written),
+        {} if any(records.values()) else stood,  # gloo's dumps have no sends
+        written.watchdogs.words() or written.unclaimed,
     )
 
 
@@ -328,87 +310,39 @@ def _size(read: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
     return size
 
 
-def _without_ranks(written: Logs) -> str:
-    """Return the facts of logs that do not name their ranks, in words."""
-    if written.unclaimed:
-        errors = "; ".join(text.partition("\n")[0] for text in written.unclaimed[:4])
-        return f"the log does not tell which ranks raised {errors}"
-    if written.closed and not written.ranks:
-        return (
-            f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
-            "what it did"
-        )
-    return ""
-
-
-def _stood(
-    raised: Mapping[int, Raised], errors: Mapping[int, RankReport], size: int
-) -> dict[int, Collective]:
-    """Return the calls of torch that errors came out of."""
-    stood = {}
-    for rank, error in raised.items():
-        api, part = function_called(error.frames[::-1])
-        path = errors[rank].error.at
-        if not api or not path:
-            continue
-        operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
-        # In the default group where the line itself calls the function, and names no group.
-        line = path[-1].text
-        in_default = f"{api}(" in line and "group" not in line and line.endswith(")")
-        stood[rank] = Collective(
-            rank,
-            0,
-            operation,
-            group=DEFAULT_GROUP if part is not None or in_default else "?",
-            api=api,
-            part=part,
-            # Of two ranks, the other one.
-            peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
-            path=path,
-        )
-    return stood
-
-
-def _error(raised: Raised, sources: Sources) -> RankReport:
-    """Return what a rank raised, in the fields of a report."""
-    places = []
-    for frame, text in zip(raised.frames, raised.texts, strict=True):
-        if frame.users:
-            place = sources.place(frame)
-            places.append(replace(place, text=place.text or text))
-    kind, text = raised.type, raised.text
-    return RankReport(0, Activity.FAILED, error=RankError(type=kind, text=text, at=tuple(places)))
-
-
-def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[Collective, ...]:
-    """Return the records, with the last one as failed where it raised the error.
-
-    gloo's dumps say that it is done.
-    """
-    if not records or error is None or not error.error.at:
-        return records
-    last, line = records[-1], error.error.at[-1]
-    if last.place is None or (last.place.file, last.place.line) != (line.file, line.line):
-        return records
-    return (*records[:-1], replace(last, phase=Phase.FAILED))
+def _call_of(rank: int, raised: Raised, at: tuple[Place, ...], size: int) -> Collective | None:
+    """Return the call of torch that an error came out of; None where that was none."""
+    api, part = function_called(raised.frames[::-1])
+    if not api or not at:
+        return None
+    operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
+    # In the default group where the line itself calls the function, and names no group.
+    line = at[-1].text
+    in_default = f"{api}(" in line and "group" not in line and line.endswith(")")
+    return Collective(
+        rank,
+        0,
+        operation,
+        group=DEFAULT_GROUP if part is not None or in_default else "?",
+        api=api,
+        part=part,
+        # Of two ranks, the other one.
+        peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
+        path=at,
+    )
 
 
 def _report(
-    rank: int, records: tuple[Collective, ...], error: RankReport | None, written: Logs
+    rank: int, records: tuple[Collective, ...], error: RankError | None, written: Logs
 ) -> RankReport:
     """Return one rank's report: its error, else how its process ended, else what it was in."""
+    known = RankReport(rank, end=ProcessEnd(last_words=written.last_words.get(rank, "")))
     # A dump with records proves that the process group was made; a log proves nothing of it.
-    had_group = bool(records)
-    known = RankReport(
-        rank,
-        entered=int(had_group),
-        left=int(had_group),
-        initialized=had_group,
-        arguments=InitArguments(rank=rank) if had_group else InitArguments(),
-        end=ProcessEnd(last_words=written.last_words.get(rank, "")),
-    )
+    if records:
+        arguments = InitArguments(rank=rank)
+        known = replace(known, entered=1, left=1, initialized=True, arguments=arguments)
     if error is not None:
-        return replace(known, activity=Activity.FAILED, path=error.error.at, error=error.error)
+        return replace(known, activity=Activity.FAILED, path=error.at, error=error)
     code = written.exits.get(rank)
     # SIGTERM and SIGINT: a launcher, a scheduler or a person ended it.
     alive = rank in written.ended_by_agent or code in (-signal.SIGTERM, -signal.SIGINT)
@@ -445,18 +379,20 @@ def judged(gathered: Gathered) -> Diagnosis:
     if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
     # From what proves most to what proves least; each is asked where those before it are silent.
-    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
-    findings = (
-        findings
-        or _apart(gathered)
-        or [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
-        or _left(case)
-        or _undecided(gathered)
-    )
+    if not findings:
+        findings = list(apart(replace(case, collectives=Collectives(gathered.stood))))
+    if not findings:
+        dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+        findings = [f for f in deaths(case, dead, ()) if not _is_victim(f, case)]
+    finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
+    lost = case.where(Activity.FAILED)
+    if not findings and len(finished) == 1 and len(lost) + 1 == case.world_size:
+        # All others lost their connection to a rank that had left.
+        findings = [f for f in failures.raised_in(case, finished) if f.ranks == finished]
+    findings = findings or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
-    all_ended_well = bool(case.ranks) and all(report.end.code == 0 for report in case.ranks)
-    sure = findings or all_ended_well
+    sure = findings or (finished and len(finished) == len(case.ranks))
     return replace(diagnosis, unsure="" if sure else _NOT_KNOWN)
 
 
@@ -470,22 +406,6 @@ def _is_victim(finding: Finding, case: Case) -> bool:
     """
     died = finding.category is Category.RANK_DIED
     return died and any(e.end.code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
-
-
-def _apart(gathered: Gathered) -> list[Finding]:
-    """Return what tracebacks say of ranks that gave up waiting, where no dump says more."""
-    known = any(gathered.case.collectives.of.values())  # gloo's dumps have no sends
-    stood = {rank: (record,) for rank, record in gathered.stood.items() if not known}
-    return list(apart(replace(gathered.case, collectives=Collectives(stood))))
-
-
-def _left(case: Case) -> list[Finding]:
-    """Return a rank that ended well, where all others lost their connection to one that left."""
-    finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
-    lost = case.where(Activity.FAILED)
-    if len(finished) != 1 or len(lost) + 1 != case.world_size:
-        return []
-    return [f for f in failures.raised_in(case, finished) if f.ranks == finished]
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:
@@ -510,7 +430,7 @@ def _ended_in_set_up(case: Case) -> Iterable[Finding]:
         )
 
 
-def _conditional(case: Case) -> Iterable[Finding]:
+def _conditional(case: Case) -> list[Finding]:
     """Return collectives on whose line only some ranks come, where the others ended without it.
 
     Their dumps do not show that they did not call it later; the condition in the code does.
@@ -523,21 +443,24 @@ def _conditional(case: Case) -> Iterable[Finding]:
         if not record.is_point_to_point
     }
 
-    def stands_before(rank: int) -> bool:
-        """True of a rank whose records lead up to a collective in which another one was left."""
-        records = case.collectives.of.get(rank, ())
-        return bool(records) and (records[-1].group, records[-1].slot + 1) in at
-
-    ended = tuple(
+    # The ranks whose records lead up to a collective in which another one was left.
+    before = {
+        rank
+        for rank, records in case.collectives.of.items()
+        for last in records[-1:]
+        if (last.group, last.slot + 1) in at
+    }
+    ended = {rank for rank in before if case.ranks[rank].end.code == 0}
+    if not ended:
+        return []
+    ranks = tuple(
         replace(report, activity=Activity.IDLE, initialized=False)
-        if report.end.code == 0 and stands_before(report.rank)
+        if report.rank in ended
         else report
         for report in case.ranks
     )
-    if ended != case.ranks:
-        for finding in diagnose_run(replace(case, ranks=ended)).findings:
-            if finding.category is Category.CONDITIONAL_COLLECTIVE:
-                yield finding
+    findings = diagnose_run(replace(case, ranks=ranks)).findings
+    return [f for f in findings if f.category is Category.CONDITIONAL_COLLECTIVE]
 
 
 def _undecided(gathered: Gathered) -> list[Finding]:

@@ -120,10 +120,10 @@ class Watchdogs:
         if not self.timed_out:
             return ""
         group = min(group for _, group in self.timed_out)
-        late = {rank: each for (rank, of), each in self.timed_out.items() if of == group}
-        first = min(number for number, _ in late.values())
+        late = [(*what, rank) for (rank, of), what in self.timed_out.items() if of == group]
+        first = min(number for number, *_ in late)
         same: dict[str, list[int]] = {}
-        for rank, (number, words) in late.items():
+        for number, words, rank in late:
             if number == first:
                 same.setdefault(words, []).append(rank)
         where = f" of {group}" if group else ""
@@ -176,8 +176,9 @@ class Logs:
     """Why the logs must be of more than one job; empty if they need not be."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
-    unclaimed: tuple[str, ...] = ()
-    """Errors that ended ranks: which ranks is not known."""
+    unclaimed: str = ""
+    """What is certain although no rank is named, in words: errors that ended some, or how many
+    processes torchrun ended; empty for nothing."""
     last_words: dict[int, str] = field(default_factory=dict)
     watchdogs: Watchdogs = field(default_factory=Watchdogs)
     ranks: set[int] = field(default_factory=set)
@@ -241,7 +242,14 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
         logs.ranks.update(failed)
         for rank in failed:
             del logs.exits[rank]
-        logs.unclaimed = tuple(dict.fromkeys(f"{e.type}: {e.text[:200]}" for e in errors))
+        texts = [f"{e.type}: {e.text[:200]}".partition("\n")[0] for e in errors]
+        different = "; ".join([*dict.fromkeys(texts)][:4])
+        logs.unclaimed = f"the log does not tell which ranks raised {different}"
+    elif logs.closed and not logs.ranks:
+        count = len(logs.closed)
+        logs.unclaimed = (
+            f"torchrun ended {count} processes that still ran, and no rank wrote what it did"
+        )
 
 
 def _all_raised(lines: list[str]) -> Iterator[Raised]:
@@ -265,7 +273,16 @@ _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elas
 
 def _read_ranks(lines: list[tuple[int | None, str]], rank: int | None, logs: Logs) -> None:
     """Read what the ranks themselves and NCCL's watchdogs in them wrote."""
-    for who, own, certain in _by_rank(lines, rank):
+    of: dict[int | None, list[str]] = {}
+    for who, line in lines:
+        of.setdefault(who, []).append(line)
+    # torch's hook for uncaught errors begins each line with the rank: one that stands in other
+    # lines may have been caught.
+    unmarked = of.pop(None, [])
+    parts = [(who, own, True) for who, own in of.items() if who is not None]
+    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
+        parts.insert(0, (rank, unmarked, False))
+    for who, own, certain in parts:
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
@@ -273,25 +290,6 @@ def _read_ranks(lines: list[tuple[int | None, str]], rank: int | None, logs: Log
             logs.last_words[who] = match[1]
     logs.watchdogs.add(lines, rank)
     logs.ranks.update(logs.watchdogs.ranks)
-
-
-def _by_rank(
-    lines: list[tuple[int | None, str]], rank: int | None
-) -> Iterator[tuple[int, list[str], bool]]:
-    """Return the lines of each rank, and whether an error in them was certainly not caught.
-
-    torch's hook for uncaught errors begins each line with the rank.
-    """
-    of: dict[int, list[str]] = {}
-    unmarked = []
-    for who, line in lines:
-        if who is not None:
-            of.setdefault(who, []).append(line)
-        else:
-            unmarked.append(line)
-    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
-        yield rank, unmarked, False
-    yield from ((who, own, True) for who, own in of.items())
 
 
 def _last_raised(lines: list[str], certain: bool) -> Raised | None:
@@ -346,15 +344,16 @@ def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int
 
 def _read_agent(lines: list[str], logs: Logs) -> None:
     """Read what torchrun's agent says: which processes it ended, and how each one ended."""
-    logs.closed.update(int(match[1]) for match in filter(None, map(_CLOSED.search, lines)))
-    rank = None
-    listed = [match.groups() for match in filter(None, map(_EXIT.search, lines))]
+    text = "\n".join(lines)
+    logs.closed.update(map(int, _CLOSED.findall(text)))
     # torchrun's summary lists the ranks that failed, and not those that ended well. Local ranks
     # begin with 0 on each host: where they equal the ranks, the log is of the first host, and all
     # ranks before those listed ran there, too.
-    if all(rank == local for rank, local in listed):
+    listed = _EXIT.findall(text)
+    if all(own == local for own, local in listed):
         # A number in a log may be any: of so many ranks no job is read.
         logs.ranks.update(range(min(max((int(own) for own, _ in listed), default=0), 10_000)))
+    rank = None
     for line in lines:
         if match := _EXIT.search(line):
             rank = int(match[1])
@@ -378,35 +377,29 @@ _LOCAL = re.compile(r"\s*\[default(\d{1,6})\]:(.*)", re.DOTALL)
 """That of torchrun's ``--tee``, on what its processes write: a local rank."""
 
 
-def _attributed(lines: Sequence[str]) -> list[tuple[int | None, str]]:
+def _attributed(lines: Iterable[str]) -> list[tuple[int | None, str]]:
     """Return each line without its marks, and the rank that wrote it, where a mark says that."""
-    is_rank = _ranks_of_local(lines)
-    attributed = []
+    none = -1
+    marked: list[tuple[int, int | None, str]] = []
+    ranks_of: dict[int, set[int]] = {none: set()}
     for text in lines:
-        rank = None
+        local, rank = none, None
         if match := _LOCAL.match(text):
-            rank, text = is_rank.get(int(match[1])), match[2]
+            local, text = int(match[1]), match[2]
+            ranks_of.setdefault(local, set())
+        elif match := _EXIT.search(text):
+            ranks_of.setdefault(int(match[2]), set()).add(int(match[1]))
         if match := _RANK.match(text):
             rank, text = int(match[1]), match[2]
-        attributed.append((rank, text))
-    return attributed
-
-
-def _ranks_of_local(lines: Sequence[str]) -> dict[int, int]:
-    """Return which rank is which of torchrun's processes, where the log tells that of no other.
-
-    They are counted on each host, so in a log of several hosts one number is of several ranks.
-    """
-    marked: dict[int, set[int]] = {}
-    known: dict[int, set[int]] = {}
-    for line in lines:
-        if match := _LOCAL.match(line):
-            inner = _RANK.match(match[2])
-            marked.setdefault(int(match[1]), set()).update({int(inner[1])} if inner else ())
-        elif match := _EXIT.search(line):
-            known.setdefault(int(match[2]), set()).add(int(match[1]))
-    for local, ranks in marked.items():
-        known.setdefault(local, set()).update(ranks)
-    if all(ranks <= {local} for local, ranks in known.items()):
-        return {local: local for local in marked}  # of one host, as far as is known
-    return {local: min(known[local]) for local in marked if len(known[local]) == 1}
+            ranks_of[local].add(rank)
+        marked.append((local, rank, text))
+    # torchrun's processes are counted on each host, so in a log of several hosts one number is of
+    # several ranks. On one host, as far as is known, all have the numbers of their ranks.
+    del ranks_of[none]
+    on_one_host = all(ranks <= {local} for local, ranks in ranks_of.items())
+    is_rank = {
+        local: min(ranks, default=local)
+        for local, ranks in ranks_of.items()
+        if on_one_host or len(ranks) == 1
+    }
+    return [(is_rank.get(local) if rank is None else rank, text) for local, rank, text in marked]

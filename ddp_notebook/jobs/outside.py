@@ -21,18 +21,17 @@ from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.jobs import pyspy
 from ddp_notebook.jobs.frames import Sources
-from ddp_notebook.jobs.pyspy import Reported, Thread
+from ddp_notebook.jobs.pyspy import Thread
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import (
     Activity,
     Case,
     Category,
+    Collective,
     Collectives,
-    Diagnosis,
     Finding,
     Local,
-    Place,
     Probe,
     ProcessEnd,
     RankReport,
@@ -87,9 +86,7 @@ class Seen:
 def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
     """Return the ranks of the job of a process, a rank or the launcher; None if it is neither."""
     for ranks in jobs(prepared):
-        if pid in {process.pid for process in ranks.values()} | {
-            process.parent for process in ranks.values()
-        }:
+        if any(pid in (process.pid, process.parent) for process in ranks.values()):
             return ranks
     return None
 
@@ -187,33 +184,32 @@ def untold(pid: int) -> tuple[int, ...]:
 
 def _told() -> Iterator[Seen]:
     try:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        booted_s = next(
-            int(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
-            if line.startswith("btime")
-        )
-    except (OSError, StopIteration):
+        pids = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    except OSError:
         return  # not Linux
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     # What a process is told when it starts stays in /proc, whatever it sets later: so RANK there is
     # what a launcher said. Of mp.spawn it says nothing, for that is told by arguments (`untold`).
-    for pid in pids[:10_000]:
+    for pid in sorted(pids - {os.getpid()})[:10_000]:
         try:
             values = processes.environment(pid)
             rank = processes.launch_parameters(values)
             state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
-            if rank is not None and pid != os.getpid() and state != "Z":
-                yield Seen(
-                    pid,
-                    int(parent),
-                    rank.rank,
-                    rank.world_size,
-                    _script(pid),
-                    booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
-                    {name: values[name] for name in _TOLD if name in values},
-                    has_torch(pid),
-                    rank.by_scheduler,
-                )
+            if rank is None or state == "Z":
+                continue
+            words = processes.read(pid, "cmdline").split("\0")[1:]
+            module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+            yield Seen(
+                pid,
+                int(parent),
+                rank.rank,
+                rank.world_size,
+                [*(word for word in words if word.endswith(".py")), *module, ""][0],
+                booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
+                {name: values[name] for name in _TOLD if name in values},
+                has_torch(pid),
+                rank.by_scheduler,
+            )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue
 
@@ -222,13 +218,6 @@ _TOLD = (
     *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", job_folder.SLURM_JOB),
 )
-
-
-def _script(pid: int) -> str:
-    words = processes.read(pid, "cmdline").split("\0")[1:]
-    named = (word for word in words if word.endswith(".py"))
-    module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
-    return next(named, next(iter(module), ""))
 
 
 # -- what the system knows of a process ------------------------------------------------------
@@ -251,22 +240,28 @@ class Used:
     queues: Mapping[str, tuple[int, int]]
     cuda: bool = False
     """It has the driver of a GPU loaded: then it may wait for the GPU."""
+    reached: frozenset[int] = frozenset()
+    """The ports to which it has TCP connections."""
 
 
 def used(pid: int) -> Used | None:
     """Return what the system knows of a process; None if it is gone, or another user's."""
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
-        own = set(_sockets(pid))
-        # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between
-        # two looks. What waits in its connections changes all the same.
-        queues = {
-            row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
-        }
+        own = set()
+        for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                own.add(str(path.readlink()))
+        connections = (row for row in _tcp(pid) if row.state != _LISTEN)
+        rows = [row for row in connections if f"socket:[{row.inode}]" in own]
         cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except (OSError, IndexError):
         return None
-    return Used(words[0], int(words[11]) + int(words[12]), queues, cuda)
+    # CPU time comes in ticks, and a rank that gets its data slowly uses less than one between two
+    # looks. What waits in its connections changes all the same.
+    queues = {row.inode: row.queued for row in rows}
+    reached = frozenset(_port(row.other) for row in rows) - {0}
+    return Used(words[0], int(words[11]) + int(words[12]), queues, cuda, reached)
 
 
 def is_torchrun(pid: int) -> bool:
@@ -286,27 +281,6 @@ def listens(pid: int, port: int) -> bool | None:
     except OSError:
         return None
     return any(row.state == _LISTEN and _port(row.at) == port for row in rows)
-
-
-def connected(pid: int) -> frozenset[int]:
-    """Return the ports to which a process has TCP connections; none where unknown."""
-    try:
-        own = set(_sockets(pid))
-        return frozenset(
-            _port(row.other) for row in _tcp(pid) if row.inode in own and _port(row.other)
-        )
-    except OSError:
-        return frozenset()
-
-
-def _sockets(pid: int) -> Iterable[str]:
-    for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
-        try:
-            name = str(path.readlink())
-        except OSError:
-            continue  # closed meanwhile
-        if name.startswith("socket:["):
-            yield name[8:-1]
 
 
 class _Socket(NamedTuple):
@@ -371,62 +345,43 @@ class Outside:
 
     def verdict(self) -> Verdict:
         """Return what is wrong with it, as far as stacks prove it."""
-        basis = "the processes alone, without stacks"
-        if self.threads:
-            basis = (
-                f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
-                f"{BETWEEN_S} s; which collectives ranks called before is not known"
-            )
-        return for_others(self._diagnosis(), basis, self.why_not)
-
-    def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
-        """Return the variables in a rank's frames of the user's, by the place in its path."""
-        main = _main(self.threads.get(rank, ()))
-        if main is None:
-            return {}
-        pairs = zip(main.frames, main.variables, strict=True)
-        users = [own for frame, own in pairs if frame.users][::-1]
-        return {
-            number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
-        }
-
-    def _why_unsure(self, moves: Ranks) -> str:
-        """Say why no finding is sure, where some ranks wait that `moves` are among."""
-        waiting, unknown = self.case.waiting, self.case.where(Activity.SILENT)
-        if unknown and not moves:
-            does = agree(unknown, "it does", "they do")
-            return f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
-        if waiting and not moves:
-            return (
-                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
-                f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
-            )
-        go = verb(moves or self.case.where(Activity.BUSY), "goes", "go")
-        return f"No problem found so far: {go} on."
-
-    def _diagnosis(self) -> Diagnosis:
         diagnosis = diagnose_standing(self.case)
-        waiting = self.case.waiting
-        unknown = self.case.where(Activity.SILENT)
-        if not self.threads:
-            why = f"Undecided: its Python stacks cannot be read. {self.more}"
-            return replace(diagnosis, findings=(), unsure=why)
+        waiting, unknown = self.case.waiting, self.case.where(Activity.SILENT)
         moves = tuple(rank for rank in waiting if rank not in self.still)
-        why = self._why_unsure(moves)
+        findings, unsure = diagnosis.findings, ""
+        basis = (
+            f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
+            f"{BETWEEN_S} s; which collectives ranks called before is not known"
+        )
         # Stacks prove a hang only if nobody can end it: one rank that moved, or of which nothing is
         # known, may be just the one that the others wait for.
-        if moves or unknown:
-            return replace(diagnosis, findings=(), unsure=why)
-        if not all(finding.passing for finding in diagnosis.findings):
-            return diagnosis
-        findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
-        return replace(diagnosis, findings=findings, unsure=why)
+        if not self.threads:
+            basis = "the processes alone, without stacks"
+            findings = ()
+            unsure = f"Undecided: its Python stacks cannot be read. {self.more}"
+        elif moves:
+            findings, unsure = (), _goes_on(moves)
+        elif unknown:
+            does = agree(unknown, "it does", "they do")
+            findings = ()
+            unsure = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
+        elif all(finding.passing for finding in findings):
+            findings = tuple(self._with_rest(finding) for finding in findings)
+            unsure = _goes_on(self.case.where(Activity.BUSY))
+            if waiting:
+                unsure = (
+                    f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
+                    f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
+                )
+        diagnosis = replace(diagnosis, findings=findings, unsure=unsure)
+        return for_others(diagnosis, basis, self.why_not)
 
-    def _may_go_on(self, finding: Finding, lines: Sequence[Place]) -> bool:
-        """Return True where ranks that use no CPU may go on: asleep, in setup, or on a GPU."""
-        sleeps = any("sleep(" in place.text for place in lines)
-        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        return sleeps or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
+    def variables(self, rank: int) -> tuple[tuple[Local, ...], ...]:
+        """Return the variables in each of a rank's frames of the user's, the outermost first."""
+        main = _main(self.threads.get(rank, ())) or Thread("", True)
+        pairs = zip(main.frames, main.variables, strict=True)
+        users = [own for frame, own in pairs if frame.users][::-1]
+        return tuple(tuple(Local(*pair) for pair in own.items()) for own in users)
 
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""
@@ -434,10 +389,13 @@ class Outside:
         if not still:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
-        lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
-        if still != finding.ranks or self._may_go_on(finding, lines):
+        lines = (place for rank in still for place in self.case.ranks[rank].path[-1:])
+        at = " and ".join(dict.fromkeys(f"{place}: {place.text}" for place in lines))
+        # A rank that uses no CPU may go on all the same: asleep, in setup, or on a GPU.
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        may_go_on = "sleep(" in at or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
+        if still != finding.ranks or may_go_on:
             return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
-        at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
         return Finding(
             Category.UNDECIDED,
             (),
@@ -448,6 +406,10 @@ class Outside:
             finding.waiting,
             (*finding.evidence, fact),
         )
+
+
+def _goes_on(ranks: Ranks) -> str:
+    return f"No problem found so far: {verb(ranks, 'goes', 'go')} on."
 
 
 _MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
@@ -479,7 +441,8 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     """Return the result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
-    # The system tells to the second when it was booted, and processes began in relation to that.
+    # When a process began is known in relation to when the system was booted, and the clock may
+    # have been set a little since.
     sources = Sources(min(process.began_s for process in ranks.values()) + 1.0)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
     size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
@@ -489,17 +452,28 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         absent = RankReport(
             0, Activity.IDLE, end=ProcessEnd(code=0), doing="its process ended without an error"
         )
-    found = [
-        _seen(rank, ranks[rank], second, sources, rank in still)
-        if rank in ranks
-        else Reported(replace(absent, rank=rank))
-        for rank in range(min(size, 4096))
-    ]
-    records = {
-        thread.record.rank: (thread.record,) for thread in found if thread.record is not None
-    }
+    reports: list[RankReport] = []
+    records: dict[int, tuple[Collective, ...]] = {}
+    for rank in range(min(size, 4096)):
+        process, threads, used = ranks.get(rank), second.threads.get(rank), second.used.get(rank)
+        if process is None:
+            report = replace(absent, rank=rank)
+        elif not process.torch:
+            report = RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet")
+        elif threads is None or used is None:
+            report = RankReport(rank, doing="its Python stack could not be read")
+        else:
+            rests = rank in still and not used.cuda
+            report, record = pyspy.report_of(rank, threads, sources, rests)
+            report = _with_store(report, process, used)
+            if record is not None:
+                records[rank] = (record,)
+        reports.append(report)
+    # Where the store's ports of some ranks are unknown, nothing says which of the others is right.
+    if any(e.inside == "process-group" and e.arguments.master_port is None for e in reports):
+        reports = [replace(e, arguments=replace(e.arguments, master_port=None)) for e in reports]
     case = Case(
-        _without_ports(thread.report for thread in found),
+        tuple(reports),
         told,
         None if told.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
         collectives=Collectives(records),
@@ -509,17 +483,6 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
     more = why_not_prepared(next(iter(ranks.values())).pid) or _MORE
     return Outside(case, still, second.threads, why_not, on_gpu, more)
-
-
-def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:
-    """Return what is seen of a rank that has a process."""
-    if not process.torch:
-        return Reported(RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet"))
-    used, threads = now.used.get(rank), now.threads.get(rank)
-    if threads is None or used is None:
-        return Reported(RankReport(rank, doing="its Python stack could not be read"))
-    found = pyspy.report_of(rank, threads, sources, still and not used.cuda)
-    return replace(found, report=_with_port(_with_probe(found.report, process.pid), process))
 
 
 def _is_still(rank: int, first: Look, second: Look) -> bool:
@@ -551,38 +514,20 @@ def _watches(first: Look, second: Look) -> bool:
     return True
 
 
-def _with_port(report: RankReport, process: Seen) -> RankReport:
-    """Add the port of the store that a rank has reached: what it was told, if it is connected."""
-    told = process.told.get("MASTER_PORT", "")
-    if report.inside != "process-group" or report.initialized or not told.isdigit():
-        return report
-    if int(told) not in connected(process.pid):
-        return report
-    return replace(report, arguments=replace(report.arguments, master_port=int(told)))
-
-
-def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
-    """Leave out the store's ports where those of some ranks are unknown: which is right then?"""
-    found = tuple(found)
-    unknown = (e.inside == "process-group" and e.arguments.master_port is None for e in found)
-    if not any(unknown):
-        return found
-    return tuple(replace(e, arguments=replace(e.arguments, master_port=None)) for e in found)
-
-
-def _with_probe(report: RankReport, pid: int) -> RankReport:
-    """Add whether a process listens at the store, if it is on this host."""
+def _with_store(report: RankReport, process: Seen, used: Used) -> RankReport:
+    """Add what is known of the store: at which port a rank has reached it, or else whether a
+    process listens there, if it is on this host."""
     given = report.arguments
-    if report.inside != "store" or given.master_port is None:
-        return report
-    if not (given.master_addr == "localhost" or given.master_addr.startswith("127.")):
-        return report
-    is_open = listens(pid, given.master_port)
-    state = {True: "open", False: "refused", None: ""}[is_open]
-    detail = "" if is_open else "no process listens there"
-    return replace(
-        report,
-        network=replace(
-            report.network, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail)
-        ),
-    )
+    is_here = given.master_addr == "localhost" or given.master_addr.startswith("127.")
+    if report.inside == "store" and is_here and given.master_port is not None:
+        is_open = listens(process.pid, given.master_port)
+        state = {True: "open", False: "refused", None: ""}[is_open]
+        detail = "" if is_open else "no process listens there"
+        probe = Probe(f"{given.master_addr}:{given.master_port}", state, detail)
+        return replace(report, network=replace(report.network, probe=probe))
+    # It has reached the port that it was told, if it is connected to that.
+    told = process.told.get("MASTER_PORT", "")
+    in_group = report.inside == "process-group" and not report.initialized
+    if in_group and told.isdigit() and int(told) in used.reached:
+        return replace(report, arguments=replace(given, master_port=int(told)))
+    return report

@@ -18,12 +18,11 @@ from ddp_notebook.cluster.questions import ask, with_reach
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.jobs import records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
-from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
+from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors, raised_in_last
 from ddp_notebook.model import (
     Activity,
     Case,
     Category,
-    Collective,
     Collectives,
     Diagnosis,
     Finding,
@@ -75,7 +74,15 @@ def judged(job: Job) -> tuple[Case, Verdict]:
             f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
             f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID",
         )
-    return case, for_others(diagnosis, _basis(job, case), notes)
+    answered = set(job.alive).difference(case.where(Activity.SILENT))
+    ended = job.processes.keys() - set(job.alive)
+    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
+    parts += [f"what {name_ranks(ended)} left"] if ended else []
+    basis = f"{' and '.join(parts)}, and their {_RECORDS}" if parts else f"{_RECORDS} alone"
+    return case, for_others(diagnosis, basis, notes)
+
+
+_RECORDS = "records of collectives"
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -173,18 +180,12 @@ def _report(
         why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         if not why_not and (user := processes.other_user(pid)) is not None:
             why_not = f" as user {user}, and answers no other user"
-        if (state := _state(pid)) == _STOPPED:
-            return _stopped(rank, pid)
+        state = _state(pid)
+        does = "is stopped" if state == _STOPPED else f"runs{why_not}"
         return RankReport(
-            rank, doing=f"process {pid} runs{why_not}", process=ProcessFacts(state=state, pid=pid)
+            rank, doing=f"process {pid} {does}", process=ProcessFacts(state=state, pid=pid)
         )
     return process.last_report(rank, others_run)
-
-
-def _stopped(rank: int, pid: int) -> RankReport:
-    return RankReport(
-        rank, doing=f"process {pid} is stopped", process=ProcessFacts(state=_STOPPED, pid=pid)
-    )
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
@@ -203,36 +204,32 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     lost = any(map(_lost_connection, reports))
     may_be_first = lost and not any(report.activity is Activity.IDLE for report in reports)
     by_itself = (*CRASHES, *((None, _ABORTED) if may_be_first else ()))
-    return tuple(
-        RankReport(
-            report.rank,
-            doing=_ended_at(report),
-            path=report.path,
-            end=ProcessEnd(code=report.end.code),
-        )
-        if report.activity is Activity.DEAD and report.end.code not in by_itself
-        else report
-        for report in reports
-    )
+    shown = []
+    for report in reports:
+        code, path = report.end.code, report.path
+        if report.activity is Activity.DEAD and code not in by_itself:
+            if code is None:
+                how = f"ended without a record of how: {_NO_RECORD}"
+            elif code == _ABORTED:
+                how = f"ended by {_BY_ABORT}"
+            else:
+                how = "was ended from outside, by a signal"
+            at = f"it was at {path[-1]}" if path else "what it did then is not recorded"
+            report = RankReport(
+                report.rank, doing=f"it {how}; {at}", path=path, end=ProcessEnd(code=code)
+            )
+        shown.append(report)
+    return tuple(shown)
 
 
 def _lost_connection(report: RankReport) -> bool:
     return report.activity is Activity.FAILED and bool(_LOST.search(report.error.text))
 
 
-def _ended_at(report: RankReport) -> str:
-    path = report.path
-    where = f"; it was at {path[-1]}" if path else "; what it did then is not recorded"
-    if report.end.code is None:
-        return f"it ended without a record of how: {_NO_RECORD}{where}"
-    if report.end.code == _ABORTED:
-        return f"it ended by SIGABRT, which C++ code raises on an error{where}"
-    return f"it was ended from outside, by a signal{where}"
-
-
 _ABORTED, _TERMINATED = -signal.SIGABRT.value, -signal.SIGTERM.value
 _NO_RECORD = "a signal, a crash or os._exit()"
 """The ends that leave Python no time to write."""
+_BY_ABORT = "SIGABRT, which C++ code raises on an error"
 
 
 def _state(pid: int) -> str:
@@ -280,9 +277,17 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
         return replace(diagnosis, findings=twice, unsure="")
     if diagnosis.wrong:
         return diagnosis
-    if all(report.activity is Activity.IDLE for report in case.ranks):
+    if len(case.where(Activity.IDLE)) == len(case.ranks):
         return _trained(job, case, diagnosis)
-    return replace(diagnosis, unsure=_unsure(job, case, diagnosis.unsure))
+    waiting, silent, why = case.waiting, case.where(Activity.SILENT), diagnosis.unsure
+    if not job.alive:
+        why = _unsure_of_ended(job, case) or why
+    elif silent:
+        known = f"{verb(waiting, 'waits', 'wait')}; " if waiting else ""
+        why = f"No problem found so far: {known}{verb(silent, 'does', 'do')} not answer."
+    else:
+        why = why or f"No problem found so far: {name_ranks(job.alive)} still run."
+    return replace(diagnosis, unsure=why)
 
 
 _PORT_HELD = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
@@ -351,7 +356,8 @@ def _before_ends(case: Case) -> Case:
     ranks = []
     for report in case.ranks:
         issued = of.get(report.rank, ())
-        if _lost_connection(report) and _raised_in_last(report, issued):
+        # gloo's is done even where it raised the error.
+        if _lost_connection(report) and raised_in_last(report.error, issued):
             of[report.rank] = (*issued[:-1], replace(issued[-1], phase=Phase.ISSUED))
             report = replace(
                 report,
@@ -363,12 +369,6 @@ def _before_ends(case: Case) -> Case:
             )
         ranks.append(report)
     return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
-
-
-def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
-    """True where the line of the last collective raised the error; gloo's is done even then."""
-    last, line = (issued[-1].place if issued else None), report.error.at[-1:]
-    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
@@ -389,36 +389,22 @@ def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
 
 
-def _unsure(job: Job, case: Case, why: str) -> str:
-    """Say why the absence of findings proves nothing; `why` is the rules' own reason."""
-    silent = case.where(Activity.SILENT)
-    if not job.alive:
-        return _unsure_of_ended(job, case) or why
-    if silent:
-        waiting = case.waiting
-        known = f"{verb(waiting, 'waits', 'wait')}; " if waiting else ""
-        return f"No problem found so far: {known}{verb(silent, 'does', 'do')} not answer."
-    return why or f"No problem found so far: {name_ranks(job.alive)} still run."
-
-
 def _unsure_of_ended(job: Job, case: Case) -> str:
     """Say how the ranks of an ended job ended; empty where all ended by themselves."""
     failed, waited = case.where(Activity.FAILED), case.where(Activity.WAITING)
-    parts = []
     by_end: dict[int | str, list[int]] = {}
-    for report in case.ranks:
-        if report.activity is Activity.SILENT:
-            process = job.processes.get(report.rank)
-            unknown = _NOTHING if process is None else f"ended by {_NO_RECORD}"
-            if process is not None and process.end_is_damaged:
-                unknown = DAMAGED
-            by_end.setdefault(report.end.code or unknown, []).append(report.rank)
-    for end, ranks in by_end.items():
-        parts.append(f"{name_ranks(ranks)} {_end_by(end, job, ranks)}")
+    for rank in case.where(Activity.SILENT):
+        process = job.processes.get(rank)
+        if process is None:
+            unknown = _NOTHING
+        else:
+            unknown = DAMAGED if process.end_is_damaged else f"ended by {_NO_RECORD}"
+        by_end.setdefault(case.ranks[rank].end.code or unknown, []).append(rank)
     if waited:
-        parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
+        by_end[f"{_end_by(_TERMINATED, job, waited)} while waiting"] = [*waited]
+    parts = [f"{name_ranks(ranks)} {_end_by(end, job, ranks)}" for end, ranks in by_end.items()]
     begins = "No problem is seen; "
-    if waited or by_end.keys() - {_NOTHING}:
+    if by_end.keys() - {_NOTHING}:
         begins = "Undecided: "
         parts.append("by whom and why is not recorded")
     if failed:
@@ -434,7 +420,7 @@ def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:
     if isinstance(code, str):
         return code
     if code == _ABORTED:
-        return "ended by SIGABRT, which C++ code raises on an error"
+        return f"ended by {_BY_ABORT}"
     if code != _TERMINATED:
         return f"ended: {ORPHANED}"
     were = "was" if len(ranks) == 1 else "were"
@@ -442,13 +428,3 @@ def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:
     at = min(filter(None, times), default=0.0)
     when = time.strftime(" at %H:%M:%S", time.localtime(at)) if at else ""
     return f"{were} ended from outside, by a signal{when}"
-
-
-def _basis(job: Job, case: Case) -> str:
-    silent = case.where(Activity.SILENT)
-    answered = tuple(rank for rank in job.alive if rank not in silent)
-    ended = tuple(rank for rank in job.processes if rank not in job.alive)
-    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
-    parts += [f"what {name_ranks(ended)} left"] if ended else []
-    records = "records of collectives"
-    return f"{' and '.join(parts)}, and their {records}" if parts else f"{records} alone"

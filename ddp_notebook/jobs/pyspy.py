@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,55 +64,41 @@ def command() -> str | None:
 
 def read(pids: Iterable[int]) -> Stacks:
     """Read the stacks of processes, all at about the same time."""
-    pids = tuple(pids)
     program = command()
     if program is None:
         return Stacks({}, (_NOT_INSTALLED,))
-    found, why_not = _read_once(program, pids)
-    again = [pid for pid, why in why_not.items() if _MAY_CHANGE in why]
-    if again:  # it read while the process ran on
-        more, why_not_more = _read_once(program, again)
-        found.update(more)
-        why_not = {
-            pid: why_not_more.get(pid, why) for pid, why in why_not.items() if pid not in more
-        }
-    return Stacks(found, tuple(dict.fromkeys(why_not.values())))
-
-
-_MAY_CHANGE = "py-spy could not read"
-
-
-def _read_once(
-    program: str, pids: Iterable[int]
-) -> tuple[dict[int, tuple[Thread, ...]], dict[int, str]]:
-    """Return the stacks that could be read; of the other processes, why not."""
     # Without --nonblocking py-spy would stop the process while it reads, and a job of others is not
     # to be paused. So one that computes may be read while its frames change. Then py-spy gives up,
     # and is asked once more; what it reads all the same may be wrong, so nothing is said of a rank
     # whose stack is not the same in two looks.
     words = [program, "dump", "--nonblocking", "--locals", "--json", "--pid"]
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    started = {
-        pid: subprocess.Popen([*words, str(pid)], stdin=none, stdout=pipe, stderr=pipe)
-        for pid in pids
-    }
-    until_s = time.monotonic() + 20.0  # of all: they run at the same time
     found: dict[int, tuple[Thread, ...]] = {}
     why_not: dict[int, str] = {}
-    for pid, process in started.items():
-        try:
-            output, error = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            output, error = b"", b"it took too long"
-        if threads := parse(output, pid):
-            found[pid] = threads
-        else:
-            why_not[pid] = _reason(pid, error.decode(errors="replace"))
-    return found, why_not
+    unread = tuple(pids)
+    for _attempt in range(2):
+        started = {
+            pid: subprocess.Popen([*words, str(pid)], stdin=none, stdout=pipe, stderr=pipe)
+            for pid in unread
+        }
+        until_s = time.monotonic() + 20.0  # of all: they run at the same time
+        for pid, process in started.items():
+            try:
+                output, error = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                output, error = b"", b"it took too long"
+            if threads := parse(output, pid):
+                found[pid] = threads
+                why_not.pop(pid, None)
+            else:
+                why_not[pid] = _reason(pid, error.decode(errors="replace"))
+        unread = tuple(pid for pid, why in why_not.items() if _MAY_CHANGE in why)
+    return Stacks(found, tuple(dict.fromkeys(why_not.values())))
 
 
+_MAY_CHANGE = "py-spy could not read"
 _NOT_INSTALLED = (
     "py-spy is not installed, so Python stacks cannot be read. Install it: pip install py-spy"
 )
@@ -152,27 +138,26 @@ def parse(output: bytes, pid: int) -> tuple[Thread, ...]:
     main = [pid]
     with contextlib.suppress(OSError):  # py-spy has the numbers of the process's own namespace
         main.append(processes.in_its_container(pid)[0])
-    return tuple(_thread(row, main) for row in _rows(rows))
+    threads = []
+    for row in _dicts(rows):
+        frames, variables = [], []
+        for each in _dicts(row.get("frames")):
+            if not isinstance(each.get("line"), int):
+                continue
+            # A function is named with those around it; the record of torch has its own name alone.
+            name = str(each.get("name", "")).rpartition(".")[2]
+            frames.append(Frame(cut(str(each.get("filename", "")), 1000), each["line"], name))
+            own = _dicts(each.get("locals"))
+            variables.append({str(v.get("name")): cut(str(v.get("repr")), 200) for v in own})
+        name = cut(str(row.get("thread_name") or ""), 100)
+        number = row.get("os_thread_id")
+        is_main = number in main if number else name == "MainThread"
+        threads.append(Thread(name, is_main, tuple(frames), tuple(variables)))
+    return tuple(threads)
 
 
-def _rows(value: object) -> list[dict[str, Any]]:
+def _dicts(value: object) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-def _thread(row: Mapping[str, Any], main_threads: Container[int]) -> Thread:
-    frames, variables = [], []
-    for each in _rows(row.get("frames")):
-        if not isinstance(each.get("line"), int):
-            continue
-        # A function is named with those around it; the record of torch has its own name alone.
-        name = str(each.get("name", "")).rpartition(".")[2]
-        frames.append(Frame(cut(str(each.get("filename", "")), 1000), each["line"], name))
-        own = _rows(each.get("locals"))
-        variables.append({str(v.get("name")): cut(str(v.get("repr")), 200) for v in own})
-    name = cut(str(row.get("thread_name") or ""), 100)
-    number = row.get("os_thread_id")
-    main = number in main_threads if number else name == "MainThread"
-    return Thread(name, main, tuple(frames), tuple(variables))
 
 
 # -- as the report that a rank would give ----------------------------------------------------
@@ -194,35 +179,30 @@ _PEER = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
 _LIST = re.compile(r"\[\d{1,7}(, \d{1,7})*\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The report of a rank, and the collective in which it waits, where it waits in one."""
-
-    report: RankReport
-    record: Collective | None = None
-
-
-def report_of(rank: int, threads: Sequence[Thread], sources: Sources, still: bool) -> Reported:
-    """Return what is seen of a rank whose Python stacks these are.
+def report_of(
+    rank: int, threads: Sequence[Thread], sources: Sources, still: bool
+) -> tuple[RankReport, Collective | None]:
+    """Return the report of a rank whose Python stacks these are, and the collective in which it
+    waits, where it waits in one.
 
     `still` is true where its whole process was seen to do nothing between two looks, and waits
     for no GPU: only then a rank in ``backward`` is said to wait for others.
     """
     main = next((thread for thread in threads if thread.main), None)
     if main is None or not main.frames:
-        return Reported(RankReport(rank, doing="none of its Python code is on its main thread"))
+        return RankReport(rank, doing="none of its Python code is on its main thread"), None
     path = sources.path(main.frames)
     inside = _inside(main.frames)
     known = RankReport(rank, Activity.BUSY, doing=str(path[-1]) if path else "", path=path)
     if inside in _IN_SET_UP:
-        return Reported(_in_set_up(known, main, inside))
+        return _in_set_up(known, main, inside), None
     innermost = main.frames[0]
     # A rank in `backward` has the same Python stack whether it computes or waits in a bucket's
     # all_reduce: both are in C++. What tells them apart is that nothing of the process moved; and
     # on a GPU not even that does.
     in_backward = innermost.file.endswith(_ENGINE) and "backward" in innermost.function
     if not inside and not (still and in_backward):
-        return Reported(known)
+        return known, None
     record = _record(rank, main, path, inside)
     known = replace(
         known,
@@ -233,7 +213,7 @@ def report_of(rank: int, threads: Sequence[Thread], sources: Sources, still: boo
         left=1,
         initialized=True,
     )
-    return Reported(known, record)
+    return known, record
 
 
 def _torchs(main: Thread) -> Iterator[tuple[Frame, Mapping[str, str]]]:
@@ -264,13 +244,24 @@ def _inside(frames: Iterable[Frame]) -> str:
 
 def _in_set_up(known: RankReport, main: Thread, inside: str) -> RankReport:
     """Return the report of a rank that makes a group, with the arguments in its variables."""
+    given: dict[str, str] = {}
+    of_mesh = False
+    for frame, variables in _torchs(main):
+        of_mesh = of_mesh or frame.file.endswith(_MESH)
+        in_c10d = frame.file.endswith(_C10D)
+        if in_c10d if inside == _NEW_GROUP else frame.function in _WITH_ARGUMENTS:
+            given = {**variables, **given}  # the innermost has them as they are used
     waits = replace(known, activity=Activity.WAITING, inside="process-group", entered=1)
     if inside == _NEW_GROUP:
-        return replace(waits, left=1, initialized=True, groups_made=tuple(_made(main, known)))
-    given: dict[str, str] = {}
-    for frame, variables in _torchs(main):
-        if frame.function in _WITH_ARGUMENTS:
-            given = {**variables, **given}  # the innermost has them as they are used
+        # Which group it is, where the stack says that: torch names it by a number.
+        number = _number(given.get("group_name", "").strip("'\""))
+        ranks = given.get("global_ranks_in_group", "")
+        waits = replace(waits, left=1, initialized=True)
+        if number is None or not _LIST.fullmatch(ranks):
+            return waits
+        members = tuple(map(int, re.findall(r"\d+", ranks)))
+        made = GroupMade(number, members, path=known.path, of_mesh=of_mesh)
+        return replace(waits, groups_made=(made,))
     backend = given.get("backend", "").strip("'\"")
     arguments = InitArguments(
         rank=_number(given.get("group_rank", given.get("rank"))),
@@ -280,21 +271,6 @@ def _in_set_up(known: RankReport, main: Thread, inside: str) -> RankReport:
         backend="" if backend == "None" else backend,
     )
     return replace(waits, inside=inside, arguments=arguments)
-
-
-def _made(main: Thread, known: RankReport) -> Iterator[GroupMade]:
-    """Return the group that a rank makes, where the stack says which: torch names it by number."""
-    given: dict[str, str] = {}
-    mesh = False
-    for frame, variables in _torchs(main):
-        mesh = mesh or frame.file.endswith(_MESH)
-        if frame.file.endswith(_C10D):
-            given = {**variables, **given}
-    number = _number(given.get("group_name", "").strip("'\""))
-    ranks = given.get("global_ranks_in_group", "")
-    if number is not None and _LIST.fullmatch(ranks):
-        members = tuple(int(word) for word in re.findall(r"\d+", ranks))
-        yield GroupMade(number, members, path=known.path, of_mesh=mesh)
 
 
 def _record(rank: int, main: Thread, path: tuple[Place, ...], inside: str) -> Collective:

@@ -118,27 +118,19 @@ class Process:
         # and on a crash; an end.json that was cut short; or nothing, by SIGKILL and os._exit().
         last, error = self._written(rank), self.error
         if error:
-            return self._failed(last, error)
-        if error is not None and not self._orphan:
-            return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
-        if self._orphan:
+            raised = _raised(error, self.about.wall_s)
+            return replace(last, activity=Activity.FAILED, error=raised, run=_RUN)
+        if self._left(_END, _MOST_BYTES).get("orphan") is True:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
             return replace(ended, end=replace(ended.end, code=-signal.SIGINT.value))
+        if error is not None:
+            return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         code, path = self._signal_and_path()
         if code is None and not others_run and self.end_is_damaged:
             return replace(last, activity=Activity.SILENT, doing=f"it {DAMAGED}", inside="")
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, end=ProcessEnd(code=code))
-
-    def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
-        raised = _raised(error, self.about.wall_s)
-        return replace(last, activity=Activity.FAILED, error=raised, run=_RUN)
-
-    @property
-    def _orphan(self) -> bool:
-        """True of a process that torch ended because the process that had started it was gone."""
-        return self._left(_END, _MOST_BYTES).get("orphan") is True
 
     def _written(self, rank: int) -> RankReport:
         """Return what it wrote after a long wait, if it issued nothing after; else nothing."""
@@ -180,32 +172,23 @@ class Process:
 
         Of one whose parent has not yet asked for it, the exit code. None where that is not known.
         """
+        # faulthandler writes the thread that crashed first, and the others by number; which one is
+        # the main thread only our own first line says.
         text = self._bytes_of(STACKS, _MOST_BYTES).decode(errors="replace")
-        frames = _frames_of_main(text)
-        if frames is None:
+        main, thread = "", ""
+        of: dict[str, list[Frame]] = {}
+        for line in text.splitlines():
+            if header := _THREAD.match(line):
+                thread = header[2]
+                main = thread if header[1] == _MAIN else main
+                of[thread] = []
+            elif frame := _FRAME.fullmatch(line):
+                of.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
+        if len(of) < 2 and not any(of.values()):  # no signal had it write more than that line
             return job_folder.exit_code(self.about), None
         crash = _CRASH.search(text)
         code = -(_SIGNALS.get(crash[1], signal.SIGABRT) if crash else signal.SIGTERM).value
-        return code, Sources(self.about.wall_s).path(frames)
-
-
-def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
-    """Return the frames of the main thread, which the first line names; the innermost first.
-
-    None where only that line was written.
-    """
-    # faulthandler writes the thread that crashed first, and the others by number; which one is the
-    # main thread only our own first line says.
-    main, thread = "", ""
-    frames: dict[str, list[Frame]] = {}
-    for line in text.splitlines():
-        if header := _THREAD.match(line):
-            thread = header[2]
-            main = thread if header[1] == _MAIN else main
-            frames[thread] = []
-        elif frame := _FRAME.fullmatch(line):
-            frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
-    return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
+        return code, Sources(self.about.wall_s).path(of.get(main, ()))
 
 
 def _raised(error: Mapping[str, Any], before_s: float) -> RankError:

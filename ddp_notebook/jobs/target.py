@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ddp_notebook import files
@@ -34,6 +35,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Doing,
     Frame,
+    Local,
     Place,
     RankReport,
     Ranks,
@@ -99,8 +101,10 @@ class Target(ABC):
         return stack_tree.merge([stack_of(r, self.over) for r in wanted], self.world_size)
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
-        """Return by rank the user's lines where it is or was, the outermost first."""
-        return {report.rank: report.path for report in self.reports() if report.path}
+        """Return by rank the user's lines where it is or was, or where it raised an error; the
+        outermost first."""
+        paths = {report.rank: report.path or report.error.at for report in self.reports()}
+        return {rank: path for rank, path in paths.items() if path}
 
     def board(self) -> Board:
         """Return what is known of each rank, in a row."""
@@ -192,11 +196,6 @@ class Prepared(Target):
         """Ask the ranks that run for their stacks; of others, return the last known lines."""
         return stacks_of(self._asked(), ranks, locals)
 
-    def places(self) -> Mapping[int, tuple[Place, ...]]:
-        """Return the lines of `where`; of a rank that raised without one, where it raised."""
-        paths = {report.rank: report.path or report.error.at for report in self.reports()}
-        return {rank: path for rank, path in paths.items() if path}
-
 
 def _keys(job: Job) -> set[tuple[int, int]]:
     """Return the processes by which a job is known: number, and when it began."""
@@ -247,16 +246,11 @@ class Unprepared(Target):
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Return the lines of `ranks`; with `locals` the variables of the user's frames."""
         seen = self._look(twice=False)
-        stacks = []
-        for report in seen.case.ranks:
-            if ranks is None or report.rank in ranks:
-                variables = seen.variables(report.rank) if locals else {}
-                stack = stack_of(report, over=False)
-                frames = (
-                    replace(frame, locals=variables.get(number, ()))
-                    for number, frame in enumerate(stack.frames)
-                )
-                stacks.append(replace(stack, frames=tuple(frames)))
+        stacks = [
+            stack_of(report, False, seen.variables(report.rank) if locals else ())
+            for report in seen.case.ranks
+            if ranks is None or report.rank in ranks
+        ]
         return stack_tree.merge(stacks, self.world_size)
 
     def _look(self, twice: bool = True) -> Outside:
@@ -276,9 +270,18 @@ class Left(Target):
     over = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        is_run = len(paths) == 1 and is_saved_run(paths[0])
-        self._read = Replay.read(paths[0]) if is_run else left.gather(paths)
         self._paths = paths
+        self._unread: tuple[str, ...] = ()
+        if len(paths) == 1 and is_saved_run(paths[0]):
+            run = Replay.read(paths[0])
+            observed = run.saved.observed
+            stood = f" ({plain(observed.basis)})" if observed and observed.basis else ""
+            self._about = f"the saved run {run.name}{stood}"
+            self._case, self._diagnosed = run.saved.case or Case(()), run.why
+        else:
+            found = left.gather(paths)
+            self._about, self._unread = found.basis, found.unread
+            self._case, self._diagnosed = found.case, partial(left.judged, found)
 
     @property
     def name(self) -> str:
@@ -289,34 +292,26 @@ class Left(Target):
     @property
     def about(self) -> str:
         """The kind of the files."""
-        if not isinstance(self._read, Replay):
-            return self._read.basis
-        observed = self._read.saved.observed
-        stood = f" ({plain(observed.basis)})" if observed is not None and observed.basis else ""
-        return f"the saved run {self._read.name}{stood}"
+        return self._about
 
     @property
     def world_size(self) -> int:
         """As far as the files tell."""
-        return len(self.reports())
+        return self._case.world_size
 
     def look(self) -> tuple[Case, Verdict]:
         """Return what is in the files. Raises UsageMistake where they know no rank."""
-        case = self._case()
-        if case is None or not case.ranks:
+        if not self._case.ranks:
             raise UsageMistake(f"Nothing is known of any rank in {self.name}.")
-        return case, self.why()
+        return self._case, self.why()
 
     def why(self) -> Verdict:
         """Return what was wrong. Raises UsageMistake where a saved run knows no ranks."""
-        if isinstance(self._read, Replay):
-            return for_others(self._read.why(), self.about)
-        return for_others(left.judged(self._read), self.about, self._read.unread)
+        return for_others(self._diagnosed(), self._about, self._unread)
 
     def reports(self) -> Sequence[RankReport]:
         """Return what the files tell of each rank."""
-        case = self._case()
-        return () if case is None else case.ranks
+        return self._case.ranks
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Return the lines at which ranks were last. Raises UsageMistake for `locals`."""
@@ -325,9 +320,6 @@ class Left(Target):
                 f"--locals needs ranks that can be asked; this is {self.name}. Type: %ddp_where"
             )
         return super().where(ranks)
-
-    def _case(self) -> Case | None:
-        return self._read.saved.case if isinstance(self._read, Replay) else self._read.case
 
 
 # -- as stacks, as a board and as a state ----------------------------------------------------
@@ -352,10 +344,13 @@ def stacks_of(job: Job, ranks: Ranks | None = None, locals: bool = False) -> Sta
     return stack_tree.merge(stacks, job.world_size)
 
 
-def stack_of(report: RankReport, over: bool) -> RankStack:
+def stack_of(
+    report: RankReport, over: bool, variables: Sequence[tuple[Local, ...]] = ()
+) -> RankStack:
     """Return a report's lines as a stack: the user's own, as it leaves out the others.
 
-    `over`: the job has ended, so that who says nothing is no more.
+    `over`: the job has ended, so that who says nothing is no more; `variables` are those of
+    each line of the report's path.
     """
     activity, operation, text = report.activity, "", report.doing
     path = report.path
@@ -366,7 +361,11 @@ def stack_of(report: RankReport, over: bool) -> RankStack:
         operation, text = report.inside, text.removeprefix(f"{report.inside}: ")
     elif over and activity is Activity.SILENT:
         activity, text = Activity.DEAD, text or "what it did then is not recorded"
-    frames = tuple(Frame(place.file, place.line, place.function, place.text) for place in path)
+    own = variables or ((),) * len(path)
+    frames = tuple(
+        Frame(at.file, at.line, at.function, at.text, locals=of)
+        for at, of in zip(path, own, strict=False)
+    )
     return RankStack(report.rank, Doing(activity, operation, text[:300]), frames)
 
 
@@ -453,7 +452,7 @@ def on_this_host(words: Sequence[str]) -> Target:
     first = words[0]
     # A folder may have a number for its name, as torchrun's attempts and Slurm's jobs do: then it
     # is meant.
-    if first.isascii() and first.isdigit() and not files.exists(Path(first)):
+    if re.fullmatch("[0-9]+", first) and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
         if len(first) > 18:  # the kernel has none of so many digits
@@ -526,11 +525,21 @@ def _of_pid(pid: int) -> Target:
 
 
 def _newest() -> Target:
+    """Return the job that runs, else the one that began last. Raises UsageMistake without any."""
     jobs = records.jobs()
+    alive = [job for job in jobs if job.alive]
+    if len(alive) > 1:
+        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
+        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
     others = find.others(jobs)
-    if len(others) == 1 and not any(job.alive for job in jobs):
+    if len(others) == 1 and not alive:
         first = next(iter(others[0].values()))
         if not jobs or first.began_s > jobs[0].first.wall_s:
             return Unprepared(others[0], first.pid)
-    job = find.newest()
+    if not jobs:
+        raise UsageMistake(
+            f"There is no prepared job of yours on this host ({find.looked_in()}). "
+            f"{find.HOW_TO_PREPARE}"
+        )
+    job = (alive or jobs)[0]
     return Prepared(job, job.first.pid)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, StackTree, codec
+from ddp_notebook.model import (
+    Case,
+    Category,
+    Collective,
+    Diagnosis,
+    Finding,
+    Place,
+    RankError,
+    StackTree,
+    codec,
+)
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
@@ -65,24 +75,29 @@ def own_errors(case: Case) -> tuple[Finding, ...]:
     return failures.raised_in(replace(case, ranks=own))
 
 
+def raised_in_last(error: RankError, issued: Sequence[Collective]) -> bool:
+    """Return True where the line of a rank's last collective raised its error."""
+    last, line = (issued[-1].place if issued else None), error.at[-1:]
+    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
+
+
 def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> Verdict:
     """The verdict, with remedies that need no session: a magic cannot act on another's job."""
-    findings = tuple(_without_magics(finding) for finding in diagnosis.findings)
-    return Verdict(replace(diagnosis, findings=findings), basis, tuple(unread))
-
-
-def _without_magics(finding: Finding) -> Finding:
-    # A late rank may still come, and then nothing was wrong.
-    if finding.passing:
-        return replace(finding, remedy="Wait, or end the job.", commands=())
-    if not finding.commands:
-        return finding
-    # Rules are written for sessions, and their remedies name magics. None of these can act on a
-    # job of others: what remains is to correct the cause and to start the job again. But a
-    # stopped rank is resumed by a signal.
-    kept = finding.category is Category.STRAGGLER
-    own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
-    return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
+    findings = []
+    for finding in diagnosis.findings:
+        # A late rank may still come, and then nothing was wrong.
+        if finding.passing:
+            finding = replace(finding, remedy="Wait, or end the job.", commands=())
+        # Rules are written for sessions, and their remedies name magics. None of these can act on a
+        # job of others: what remains is to correct the cause and to start the job again. But a
+        # stopped rank is resumed by a signal.
+        elif finding.commands:
+            remedy = finding.remedy.partition(". ")[0] + "."
+            if finding.category is not Category.STRAGGLER or "%ddp" in remedy:
+                remedy = _AGAIN
+            finding = replace(finding, remedy=remedy, commands=())
+        findings.append(finding)
+    return Verdict(replace(diagnosis, findings=tuple(findings)), basis, tuple(unread))
 
 
 def places_to_json(

@@ -70,7 +70,7 @@ class RankCore(Watched):
     def doing(self, *, in_run: bool) -> str:
         """Return the main thread's activity; `in_run` it is in the user's code."""
         self.observer.settle()
-        if not in_run:
+        if not in_run or self.main_thread.gpu_works:
             return self.main_thread.doing
         if self.main_thread.paused_at:
             return f"paused at {self.main_thread.paused_at}"

@@ -34,6 +34,10 @@ _TESTING = ("TO_BOOL", "POP_JUMP", "UNARY_NOT", "JUMP_IF", "BINARY_SUBSCR", "STO
 """How the instructions begin that do so without a call: ``if loss > 3``, ``x[mask]``."""
 
 
+class StillWorking(RuntimeError):
+    """The GPU hangs in, or still works on, what an earlier cell has issued."""
+
+
 def in_use() -> bool:
     """Return whether this process uses a GPU: to ask more would begin it."""
     return torch_private.uses_cuda()

@@ -63,7 +63,7 @@ class MainThread(Component):
         Raises Aborted where it was aborted meanwhile: what the GPU has computed is of no use.
         """
         self.gpu_works = on
-        self.doing = "the GPU works on what the cell has issued" if on else ""
+        self.doing = "the GPU works on what was issued" if on else ""
         if not on and self.abort.is_set():
             raise Aborted("aborted while the GPU worked")
 

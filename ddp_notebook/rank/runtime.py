@@ -67,7 +67,9 @@ class RankRuntime:
             )
         )
         ending = Ending(core, events, forwarder)
-        self.runner = CellRunner(self.life, self.shell, events, core.main_thread, ending)
+        self.runner = CellRunner(
+            self.life, self.shell, events, core.main_thread, ending, core.observer
+        )
         store_client = StoreClient(core.main_thread, core.resolver)
         parts = Parts(core.main_thread, core.init_calls, store_client, core.sockets, core.subgroups)
         self.set_up = SetUp(self.life, events, parts, self._verified)

@@ -152,6 +152,16 @@ def _counts(answer: Any) -> tuple[int, int, int, int]:
 
 _PARAMETERS, _LAYERS, _PIECES = 8, 4, 6
 """Sizes in the model of exercise 4.3; the last: quarters of a MiB, if parameters could be cut."""
+_WHY_NOT = {
+    _PARAMETERS: "a bias is far smaller than a quarter of a MiB, so it shares its bucket.",
+    _LAYERS: "look at the last layer alone. Has it a quarter of a MiB?",
+    _PIECES: "a parameter is never cut, however large it is.",
+    1: "a quarter of a MiB is reached long before the last gradient.",
+}
+_COUNT_AGAIN = (
+    "go through the parameters in the order of backward, and start a new bucket after the one with "
+    "which a quarter of a MiB is reached."
+)
 
 
 @exercise("4.3", _counts)
@@ -168,24 +178,11 @@ def all_reduces_of_a_step(answer: tuple[int, int, int, int]) -> str:
             f"in the first step it is not {first}. Look at what `model` did in step 1."
         )
     if later != counted_later:
-        raise WrongAnswer(f"the first step is right. Later it is not {later}: {_why_not(later)}")
+        why = _WHY_NOT.get(later, _COUNT_AGAIN)
+        raise WrongAnswer(f"the first step is right. Later it is not {later}: {why}")
     return (
         f"right: {counted_first}, then {counted_later} in each step, as the ranks counted. Layers "
         "that are too small go together, and one that is too large is not cut."
-    )
-
-
-def _why_not(later: int) -> str:
-    reasons = {
-        _PARAMETERS: "a bias is far smaller than a quarter of a MiB, so it shares its bucket.",
-        _LAYERS: "look at the last layer alone. Has it a quarter of a MiB?",
-        _PIECES: "a parameter is never cut, however large it is.",
-        1: "a quarter of a MiB is reached long before the last gradient.",
-    }
-    return reasons.get(
-        later,
-        "go through the parameters in the order of backward, and start a new bucket after the one "
-        "with which a quarter of a MiB is reached.",
     )
 
 

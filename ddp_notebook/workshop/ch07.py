@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from ddp_notebook.bench.result import BenchPoint, Curve
@@ -17,18 +18,19 @@ _FROM_BYTES, _TO_BYTES = 2**20, 2**24
 _GRADIENTS_BYTES = 25e6 * 4
 
 
-def _numbers(answer: Any, count: int) -> list[float]:
-    if not isinstance(answer, (tuple, list)) or len(answer) != count:
-        raise WrongAnswer(AS_IT_IS)
-    values = [number(each) for each in answer]
-    for value in values:
-        if not math.isfinite(value):
-            raise WrongAnswer(f"{shown(value)} is no number to reckon with.")
-    return values
+def _numbers(count: int) -> Callable[[Any], list[float]]:
+    """So many finite numbers."""
 
+    def read(answer: Any) -> list[float]:
+        if not isinstance(answer, (tuple, list)) or len(answer) != count:
+            raise WrongAnswer(AS_IT_IS)
+        values = [number(each) for each in answer]
+        for value in values:
+            if not math.isfinite(value):
+                raise WrongAnswer(f"{shown(value)} is no number to reckon with.")
+        return values
 
-def _pair(answer: Any) -> list[float]:
-    return _numbers(answer, 2)
+    return read
 
 
 def _alpha_and_bandwidth(answer: Any) -> tuple[float, float, Curve]:
@@ -38,7 +40,7 @@ def _alpha_and_bandwidth(answer: Any) -> tuple[float, float, Curve]:
     sizes = [point.size_bytes for point in curve.points]
     if not {_FROM_BYTES, _TO_BYTES} <= set(sizes) or not _small(curve):
         raise WrongAnswer("the curve has other sizes: measure as above, --max 16M --step 4.")
-    alpha_us, gb_per_s = _numbers(answer[:2], 2)
+    alpha_us, gb_per_s = _numbers(2)(answer[:2])
     return alpha_us, gb_per_s, curve
 
 
@@ -90,11 +92,7 @@ def _too_much(value: float, wanted: float) -> str:
     return "It is more" if value > wanted else "It is less"
 
 
-def _three(answer: Any) -> list[float]:
-    return _numbers(answer, 3)
-
-
-@exercise("7.2", _three)
+@exercise("7.2", _numbers(3))
 def time_of_all_gradients(answer: list[float]) -> str:
     """The latency once, and 100 MB at the bandwidth."""
     milliseconds, alpha_us, gb_per_s = answer
@@ -125,7 +123,7 @@ def time_of_all_gradients(answer: list[float]) -> str:
     )
 
 
-@exercise("7.3", _pair)
+@exercise("7.3", _numbers(2))
 def bus_bandwidths(answer: list[float]) -> str:
     """20 and 50 GB/s times 14/8 and 7/8."""
     all_reduce, all_gather = answer
@@ -196,7 +194,7 @@ def break_even_batch(batch: float) -> str:
     raise WrongAnswer("a batch has at least one sample.")
 
 
-@exercise("7.6", _pair)
+@exercise("7.6", _numbers(2))
 def efficiency_and_speedup(answer: list[float]) -> str:
     """15 of 20 ms, and 8 times that."""
     efficiency, speedup = answer

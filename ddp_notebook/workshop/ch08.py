@@ -57,13 +57,10 @@ def batch_of_all_ranks(answer: tuple[int, float]) -> str:
 
 
 def _line_and_kind(answer: Any) -> tuple[str, str]:
+    """A line with the script's spaces, without a colon at its end; and a kind."""
     line, kind = parts(answer)
-    return _as_in_the_script(text(line)), one_of(*_KINDS)(kind)
-
-
-def _as_in_the_script(line: str) -> str:
-    """A line with the script's spaces, without a colon at its end."""
-    return re.sub(r"\s*([<>=]+)\s*", r" \1 ", " ".join(line.split())).rstrip(" :;")
+    line = re.sub(r"\s*([<>=]+)\s*", r" \1 ", " ".join(text(line).split())).rstrip(" :;")
+    return line, one_of(*_KINDS)(kind)
 
 
 @exercise("8.2", _line_and_kind)

@@ -31,7 +31,7 @@ def a_session(states: tuple[RankState, ...], run: CellRun | None) -> SimpleNames
     """A session with ranks in these states, whose current or last run is `run`."""
     return SimpleNamespace(
         record=SimpleNamespace(snapshot=Snapshot(states)),
-        pool=SimpleNamespace(logs=None),
+        pool=SimpleNamespace(logs=None, processes=None),
         running=True,
         benchmarks=SimpleNamespace(current=None),
         runs=SimpleNamespace(current=run, stops={}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
@@ -228,16 +229,17 @@ def test_users_code_between_torchs_function_and_a_loop_is_never_skipped() -> Non
 
 def test_where_a_metrics_name_is_held_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
-    find = SITES._find_holders
+    innermost = SITES._innermost
 
-    def looks(frame: object, site: CallSite) -> object:
-        looked.append(site)
-        return find(frame, site)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SITES, "_find_holders", looks)
+    def looks(frame: FrameType | None) -> object:
+        looked.append(frame)
+        return innermost(frame)
 
     def log(name: str) -> str:
-        return SITES.metric_name(sys._getframe(), reduce_it())
+        site = reduce_it()
+        with monkeypatch.context() as patches:
+            patches.setattr(SITES, "_innermost", looks)
+            return SITES.metric_name(sys._getframe(), site)
 
     found = [log(name) for name in ("loss", "accuracy", "loss")]
     assert [("loss" in a, "accuracy" in a) for a in found] == [

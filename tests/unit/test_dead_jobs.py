@@ -17,13 +17,14 @@ import pytest
 
 from ddp_notebook import __main__
 from ddp_notebook.archive.format import Observed, decode_run, encode_run
+from ddp_notebook.archive.save import write
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import dumps, left, target, verdict
 from ddp_notebook.jobs.dumps import NotPlain
 from ddp_notebook.jobs.frames import Sources
 from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome, Verdict
-from ddp_notebook.model import Activity, Case, Diagnosis, RankReport, Stage
+from ddp_notebook.model import Activity, Case, Diagnosis, Phase, Place, RankError, RankReport, Stage
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.board_rows import board
 
@@ -396,6 +397,14 @@ def test_what_was_read_can_be_saved_in_one_file_and_read_again(
     assert Left([saved]).why().diagnosis.findings[0].ranks == (0,)
 
 
+def test_of_a_rank_of_a_saved_run_that_raised_it_is_said_where(tmp_path: Path) -> None:
+    raised = RankError("ValueError", "no data", (Place("train.py", 3),))
+    case = Case((RankReport(0, Activity.FAILED, error=raised), RankReport(1, Activity.IDLE)))
+    run = target.saved(case, Verdict(Diagnosis(), ""), True, Observed("job 7"))
+    write(tmp_path / "saved.json", run, force=False)
+    assert Left([tmp_path / "saved.json"]).places() == {0: raised.at}
+
+
 def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["why", "/does/not/exist"]) == 3
     with pytest.raises(SystemExit) as ended:
@@ -520,6 +529,43 @@ def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path)
     # Of two that ended it is not known which one left the others alone.
     log.write_text(lost(2, trains, 8, "all_reduce", CLOSED) + summary((2, 1)))
     assert Left([log]).why().outcome is Outcome.UNDECIDED
+
+
+def test_the_collective_that_raised_an_error_is_not_said_to_be_done(trains: Path) -> None:
+    """gloo's dumps say so."""
+    dumps = trains.parent / "dumps"
+    dumps.mkdir()
+    for rank, line in ((0, 5), (1, 8)):
+        data = pickle.dumps(dump(trains, [("all_reduce", line, (8,), True)]))
+        (dumps / f"nccl_trace_rank_{rank}").write_bytes(data)
+    (dumps / "job.log").write_text(lost(1, trains, 8, "all_reduce", CLOSED))
+
+    of = left.gather([dumps]).case.collectives.of
+
+    assert [of[rank][-1].phase for rank in (0, 1)] == [Phase.DONE, Phase.FAILED]
+
+
+def test_a_rank_that_ended_before_a_collective_of_one_branch_did_not_miss_it(
+    job: Callable[..., Path],
+) -> None:
+    """Its dump does not show what it called later, and it ended well: the condition tells."""
+    folder = job(IN_BARRIER, STEPS, STEPS)
+    (folder / "job.log").write_text("[rank1]: done\n[rank2]: done\n" + summary((0, -15)))
+
+    (finding,) = Left([folder]).why().diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
+
+
+def test_a_rank_that_ended_while_others_waited_in_set_up_is_missing(tmp_path: Path) -> None:
+    error = "DistStoreError: Timed out after 6 seconds waiting for clients. 1/2 clients joined."
+    (tmp_path / "job.log").write_text(raised(0, 2, error) + summary((0, 1)))
+    (tmp_path / "rank_1.log").write_text("done\n")
+
+    (finding,) = Left([tmp_path]).why().diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("missing-rank", (1,))
+    assert finding.waiting == (0,)
 
 
 def test_an_error_without_its_rank_is_the_failed_ranks(tmp_path: Path) -> None:

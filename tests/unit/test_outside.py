@@ -14,11 +14,11 @@ import pytest
 
 from ddp_notebook.jobs import outside as looked_at
 from ddp_notebook.jobs import pyspy
-from ddp_notebook.jobs.frames import Frame
+from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.jobs.outside import Look, Outside, Seen, Used
 from ddp_notebook.jobs.pyspy import Thread
 from ddp_notebook.jobs.verdict import Outcome
-from ddp_notebook.model import Category
+from ddp_notebook.model import Category, GroupMade
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.processes import parent
 
@@ -194,7 +194,7 @@ def test_what_ranks_were_given_is_read_off_their_stacks_in_set_up(script: str) -
 
 
 def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
-    script: str, monkeypatch: pytest.MonkeyPatch
+    script: str,
 ) -> None:
     given = {"group_size": "3", "backend": '"gloo"', "group_rank": "0"}
     ports = {0: set_up(script, "_new_process_group_helper", C10D, **given)}
@@ -202,8 +202,27 @@ def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
         own = {"hostname": '"10.0.0.1"', "port": port, "world_size": "3", "rank": str(rank)}
         ports[rank] = set_up(script, "_create_c10d_store", RENDEZVOUS, **own)
     assert not found(seen(ports))
-    monkeypatch.setattr(looked_at, "connected", lambda pid: frozenset({29500}))
-    assert found(seen(ports)) == [(Category.ENV_MISMATCH, (1, 2))]
+    used = Used("S", 100, {}, reached=frozenset({29500}))
+    assert found(seen(ports, used=(used, used))) == [(Category.ENV_MISMATCH, (1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "made"),
+    [("'3'", "[0, 2]", (GroupMade(3, (0, 2)),)), ("'of_mine'", "[0, 2]", ()), ("'3'", "[0, …", ())],
+)
+def test_the_group_that_a_rank_makes_is_read_off_its_stack(
+    script: str, name: str, ranks: str, made: tuple[GroupMade, ...]
+) -> None:
+    given = {"group_name": name, "global_ranks_in_group": ranks}
+    threads = stack(
+        (C10D, 2200, "_new_process_group_helper", given),
+        (C10D, 5900, "_new_group_with_tag", {"group_name": "None"}),
+        (C10D, 5800, "new_group", {"ranks": "[0, 2]"}),
+        (script, 2, "<module>", {}),
+    )
+    report, record = pyspy.report_of(0, threads, Sources(), still=True)
+    assert (report.inside, report.initialized, record) == ("process-group", True, None)
+    assert report.groups_made == tuple(replace(group, path=report.path) for group in made)
 
 
 def test_ranks_that_still_load_torch_make_no_finding(script: str) -> None:

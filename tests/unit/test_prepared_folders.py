@@ -523,11 +523,12 @@ def test_a_folder_that_others_can_enter_is_named_as_the_reason_for_no_job(
 ) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(outside, "jobs", lambda prepared: [])
     with pytest.raises(UsageMistake, match="until it is a folder of yours of mode 0700"):
-        find.newest()
+        target.on_this_host([])
     tmp_path.chmod(0o700)
     with pytest.raises(UsageMistake, match=f"FOLDER\\). {find.HOW_TO_PREPARE[:9]}"):
-        find.newest()
+        target.on_this_host([])
 
 
 EXITS = {

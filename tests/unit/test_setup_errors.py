@@ -73,6 +73,18 @@ ERRORS = {
     "ProcessGroupNCCL is only supported with GPUs, no GPUs found!": (
         Category.BACKEND_DEVICE_MISMATCH
     ),
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, invalid usage (run with "
+    "NCCL_DEBUG=WARN for details), NCCL version 2.20.5\nLast error:\nDuplicate GPU detected : rank "
+    "1 and rank 0 both on CUDA device 10": Category.GPU_MAPPING,
+    "CUDA error: invalid device ordinal\nCUDA kernel errors might be": Category.GPU_MAPPING,
+    "CUDA error: device-side assert triggered\nCUDA kernel": Category.EXCEPTION_ON_ONE_RANK,
+    "CUDA error: uncorrectable ECC error encountered": Category.EXCEPTION_ON_ONE_RANK,
+    "The NVIDIA driver on your system is too old (found version 11040).": Category.VERSION_MISMATCH,
+    "no CUDA-capable device is detected": Category.BACKEND_DEVICE_MISMATCH,
+    "NCCL error in: ProcessGroupNCCL.cpp:839, unhandled system error, NCCL version 2.8.3\n"
+    "ncclSystemError: System call (socket, malloc, munmap, etc) failed.": Category.RESOURCE_STARVED,
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.00 GiB of "
+    "which 9.00 MiB is free.": Category.OOM_ON_ONE_RANK,
     "Unknown backend type glo": Category.ENV_INVALID,
     "Global rank 0 is not part of group <ProcessGroup object at 0x7f10>": Category.SUBGROUP_MISUSE,
     "division by zero": Category.EXCEPTION_ON_ONE_RANK,
@@ -83,6 +95,17 @@ ERRORS = {
 def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
     finding = the_one(waiting(0), failed(1, text), waiting(2))
     assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
+
+
+def test_what_others_hold_of_a_gpus_memory_is_said() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.00 GiB "
+        "of which 1.00 GiB is free. Process 4711 has 12.50 GiB memory in use. Including "
+        "non-PyTorch memory, this process has 1.49 GiB memory in use."
+    )
+    assert the_one(waiting(0), failed(1, text), waiting(2)).cause == (
+        "its GPU has no memory left, of which others hold a part (Process 4711 has 12.50 GiB)"
+    )
 
 
 def test_errors_that_differ_by_where_an_object_lies_in_memory_are_one() -> None:

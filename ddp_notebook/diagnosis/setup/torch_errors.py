@@ -93,10 +93,59 @@ MEANINGS = (
         r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
         r"|module 'torch\._C' has no attribute '_cuda_|dummy base class \w*[Cc]uda"
         r"|Cannot access accelerator device when none is available|requires CUDA support"
+        r"|no CUDA-capable device is detected"
         r"|object on a CUDA device but torch\.cuda\.is_available\(\) is False",
         Category.BACKEND_DEVICE_MISMATCH,
         "CUDA is asked for, and this process has no GPU that torch can use",
         f"Use the device 'cpu'; or, {_AS_IT_IS}",
+    ),
+    # https://github.com/NVIDIA/Megatron-LM/issues/661
+    _meaning(
+        r"Duplicate GPU detected ?:? ?([^\n]*)",
+        Category.GPU_MAPPING,
+        "two ranks use one GPU, which NCCL refuses: {0}",
+        "Give each rank a GPU of its own before init_process_group: "
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); with fewer GPUs than ranks use gloo",
+    ),
+    # https://github.com/tatsu-lab/stanford_alpaca/issues/67
+    _meaning(
+        r"invalid device ordinal",
+        Category.GPU_MAPPING,
+        "it chooses a GPU whose number its process does not see",
+        "Start at most as many ranks on a host as it has GPUs, and choose by LOCAL_RANK, not RANK; "
+        "CUDA_VISIBLE_DEVICES numbers the GPUs anew, from 0",
+    ),
+    # https://github.com/pyg-team/pytorch_geometric/issues/10101
+    _meaning(
+        r"CUDA error: (device-side assert triggered|an illegal memory access was encountered"
+        r"|unspecified launch failure|misaligned address)",
+        Category.EXCEPTION_ON_ONE_RANK,
+        "its GPU failed ({0}), and no CUDA call of this process works any more",
+        "Replace the process (%ddp_restart). The line that is shown is where it was noticed: "
+        "CUDA_LAUNCH_BLOCKING=1 in the environment shows the one that failed, most often an index "
+        "out of range",
+    ),
+    _meaning(
+        r"uncorrectable ECC error encountered",
+        Category.EXCEPTION_ON_ONE_RANK,
+        "its GPU has a memory error (ECC), and no CUDA call of this process works any more",
+        "Take the GPU out of use: nvidia-smi -q -d ECC shows its state, and a reset may clear it",
+    ),
+    # https://github.com/lllyasviel/Omost/issues/120
+    _meaning(
+        r"NVIDIA driver on your system is too old \(found version (\d+)\)"
+        r"|CUDA driver version is (insufficient)",
+        Category.VERSION_MISMATCH,
+        "NVIDIA's driver on its host is too old for this build of torch ({0})",
+        "Install a newer driver there, or a torch that was built for an older CUDA",
+    ),
+    # https://github.com/NVIDIA/nccl/issues/473
+    _meaning(
+        r"unhandled system error|ncclSystemError",
+        Category.RESOURCE_STARVED,
+        "a system call of NCCL's failed: for shared memory, a socket or memory",
+        "In a container give it a larger /dev/shm (docker run --shm-size=8g, or --ipc=host); "
+        "NCCL_DEBUG=WARN in the environment says which call it was",
     ),
     _meaning(
         r"Unknown backend type (\S+)|Invalid backend: '?([^'\s]+)",
@@ -109,6 +158,12 @@ MEANINGS = (
         Category.DOUBLE_INIT,
         "init_process_group is called, and there is a group already",
         "Call it once, or dist.destroy_process_group() before",
+    ),
+    _meaning(
+        r"CUDA out of memory.*?(Process \d+ has [\d.]+ \wiB) memory in use",
+        Category.OOM_ON_ONE_RANK,
+        "its GPU has no memory left, of which others hold a part ({0})",
+        "End what is not of this job (nvidia-smi lists it), or give the rank another GPU",
     ),
     _meaning(
         r"can't allocate memory|out of memory|cannot allocate memory|DefaultCPUAllocator",

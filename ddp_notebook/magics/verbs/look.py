@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 
-from ddp_notebook.diagnosis import pages
+from ddp_notebook.diagnosis import error_texts
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import HOW, can_have_panel
@@ -63,20 +62,20 @@ BOARD = Verb(
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
-        ui.say(pages.text(_category(args.explain)))
+        ui.say(_explained(args.explain))
         return None
     if ui.attached is not None:
         return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
 
 
-def _category(text: str) -> Category:
-    """The category that `text` names. Raises UsageMistake."""
-    names = [category.value for category in Category]
-    if text in names:
-        return Category(text)
-    near = difflib.get_close_matches(text, names, 3, 0.6)
-    known = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names)}."
+def _explained(text: str) -> str:
+    """Return what a category or an error text means. Raises UsageMistake."""
+    if explained := error_texts.explain(text):
+        return explained
+    names = error_texts.near(text) or [category.value for category in Category]
+    few = f"Did you mean {' or '.join(names)}?"
+    known = few if len(names) <= 3 else f"There are {', '.join(names)}."
     raise UsageMistake(f"There is no category {text!r}: a finding has it in brackets. {known}")
 
 
@@ -93,7 +92,7 @@ WHY = Verb(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "explain a category: torch's error texts, how it is found, how to correct it",
+            "explain a category, or an error text of torch, gloo or NCCL in quotes",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),

@@ -14,7 +14,6 @@ T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems"
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import signal
 import socket
@@ -239,7 +238,15 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
     times = torch.tensor(times_ns, dtype=torch.int64, device=bench.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     slowest_ns = [int(t) for t in times.tolist()]
-    issue_ns = _time_issue(operation.calls[0], 1 if min(slowest_ns) > 10_000_000 else 3)
+    # How long this rank takes to issue its part. A collective ends at the same time on every rank,
+    # whichever is late: while the late rank has not begun, the others already wait.
+    issue_ns = []
+    for _ in range(1 if min(slowest_ns) > 10_000_000 else 3):
+        started_ns = time.perf_counter_ns()
+        work = operation.calls[0](async_op=True)
+        issue_ns.append(time.perf_counter_ns() - started_ns)
+        if work is not None:
+            work.wait()
     wrong += operation.left()
     schedule.times_ns[item].append(slowest_ns)
     return {
@@ -288,12 +295,9 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
     """Return the time of each of `iterations` collectives, in nanoseconds.
 
     With one call, each is waited for before the next. With several, they are in flight at the same
-    time, and an iteration is the time of all of them divided by their number. On a GPU times are
-    those of its own clock, for the work queued on its stream: the host runs ahead of it, so its
-    clock would tell how long it takes to queue the work.
+    time, and an iteration is the time of all of them divided by their number.
     """
-    on_gpu = device.type == "cuda"
-    clock = functools.partial(stamp_on_gpu, device) if on_gpu else time.perf_counter_ns
+    clock = clock_of(device)
     stamps: list[Any] = [clock()]
     if len(calls) == 1:
         call = calls[0]
@@ -305,33 +309,30 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
             for work in [call(async_op=True) for call in calls]:
                 work.wait()
             stamps.append(clock())
-    if on_gpu:
-        stamps[-1].synchronize()
-        spans = [round(start.elapsed_time(end) * 1e6) for start, end in itertools.pairwise(stamps)]
-    else:
-        spans = [end - start for start, end in itertools.pairwise(stamps)]
-    return [span // len(calls) for span in spans]
+    return [span_ns // len(calls) for span_ns in spans_ns(stamps)]
 
 
-def stamp_on_gpu(device: torch.device) -> Any:
-    """Return an event in the device's stream, recorded when the work before it is done."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
+def clock_of(device: torch.device) -> Callable[[], Any]:
+    """Return what stamps the present moment of a device; `spans_ns` has the times between stamps.
 
-
-def _time_issue(call: Call, iterations: int) -> list[int]:
-    """Return how long this rank takes to issue its part of each collective, in nanoseconds.
-
-    A collective ends at the same time on every rank, whichever is late. The time to issue it is the
-    difference: while the late rank has not begun, the others already wait.
+    On a GPU a stamp is an event in its stream, recorded when the work before it is done: the host
+    runs ahead of it, so its clock would tell how long it takes to queue the work.
     """
-    clock = time.perf_counter_ns
-    took = []
-    for _ in range(iterations):
-        started = clock()
-        work = call(async_op=True)
-        took.append(clock() - started)
-        if work is not None:
-            work.wait()
-    return took
+    if device.type != "cuda":
+        return time.perf_counter_ns
+
+    def stamp() -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return stamp
+
+
+def spans_ns(stamps: Sequence[Any]) -> list[int]:
+    """Return the nanoseconds between the stamps of one clock, once a GPU has made them all."""
+    pairs = itertools.pairwise(stamps)
+    if isinstance(stamps[0], int):
+        return [end - start for start, end in pairs]
+    stamps[-1].synchronize()
+    return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ class Buffers:
     """Memory for the largest size, allocated once and viewed as any dtype."""
 
     def __init__(self, sent_bytes: int, received_bytes: int, device: torch.device) -> None:
-        self._sent = torch.zeros(sent_bytes, dtype=torch.uint8, device=device)
-        self._received = torch.zeros(received_bytes, dtype=torch.uint8, device=device)
+        self.sent = torch.zeros(sent_bytes, dtype=torch.uint8, device=device)
+        self.received = torch.zeros(received_bytes, dtype=torch.uint8, device=device)
         self._values: dict[tuple[torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def values(self, dtype: torch.dtype, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,35 +41,18 @@ class Buffers:
         key = dtype, world_size
         if key not in self._values:
             period = _period(dtype, world_size)
-            count = torch.arange(_PIECE + period, dtype=torch.int32, device=self._sent.device)
+            count = torch.arange(_PIECE + period, dtype=torch.int32, device=self.sent.device)
             total = torch.zeros_like(count)
             for rank in range(world_size):
                 total += (count + _SHIFT * rank).remainder(period)
             self._values[key] = count.remainder(period).to(dtype), total.to(dtype)
         return self._values[key]
 
-    def sent(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-        """`count` elements to send; tensors of different `number` do not overlap."""
-        return _front(self._sent, count, dtype, number)
-
-    def received(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-        """`count` elements to receive into."""
-        return _front(self._received, count, dtype, number)
-
 
 def _front(buffer: torch.Tensor, count: int, dtype: torch.dtype, number: int) -> torch.Tensor:
+    """The first `count` elements of a buffer; those of another `number` do not overlap."""
     size = count * dtype.itemsize
     return buffer[number * size : (number + 1) * size].view(dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The origin of elements of a result: those of `rank` (None: the sum over all ranks) from
-    `start` on, at most `count`."""
-
-    rank: int | None
-    start: int
-    count: int = _PIECE
 
 
 class Operation:
@@ -86,8 +68,8 @@ class Operation:
         sent = self._op.sends.elements(count, plan.world_size)
         received = self._op.receives.elements(count, plan.world_size)
         number_of = IN_FLIGHT if plan.mode == "pipelined" else 1
-        self._sent = [buffers.sent(sent, dtype, n) for n in range(number_of)]
-        self._received = [buffers.received(received, dtype, n) for n in range(number_of)]
+        self._sent = [_front(buffers.sent, sent, dtype, n) for n in range(number_of)]
+        self._received = [_front(buffers.received, received, dtype, n) for n in range(number_of)]
         self._ramp, self._total = buffers.values(dtype, plan.world_size)
         self._period = _period(dtype, plan.world_size)
         # torch's functions are looked up now, and not when this module is loaded: whoever replaces
@@ -110,7 +92,15 @@ class Operation:
             piece.copy_(self._values(self._rank, start, piece.numel()))
         self.calls[0]()
         result = self._sent[0] if self._op.in_place else self._received[0]
-        wrong = sum(self._wrong(piece, start) for piece, start in _pieces(result))
+        wrong = 0
+        for piece, start in _pieces(result):
+            at, end = start, start + piece.numel()
+            while at < end:
+                rank, first, most = self._source(at)
+                count = min(most, end - at)
+                got, expected = piece[at - start :][:count], self._values(rank, first, count)
+                wrong += int(torch.count_nonzero(got != expected))
+                at += count
         self._clear()
         return wrong
 
@@ -129,30 +119,22 @@ class Operation:
         for tensor in (*self._sent, *self._received):
             tensor.zero_()
 
-    def _wrong(self, piece: torch.Tensor, start: int) -> int:
-        """The number of wrong elements in a piece of the result that begins at element `start`."""
-        wrong, at, end = 0, start, start + piece.numel()
-        while at < end:
-            source = self._source(at)
-            count = min(source.count, end - at)
-            expected = self._values(source.rank, source.start, count)
-            wrong += int(torch.count_nonzero(piece[at - start : at - start + count] != expected))
-            at += count
-        return wrong
+    def _source(self, at: int) -> tuple[int | None, int, int]:
+        """Where element `at` of this rank's result comes from, by what the operation must give.
 
-    def _source(self, at: int) -> Source:
-        """Where element `at` of this rank's result comes from, by what the operation must give."""
+        The rank (None for the sum over all), the first of its elements, and how many follow it.
+        """
         name, own = self._op.name, self._rank * self._share
         if name == "all_reduce":
-            return Source(None, at)
+            return None, at, _PIECE
         if name == "broadcast":
-            return Source(0, at)
+            return 0, at, _PIECE
         if name == "reduce_scatter":
-            return Source(None, own + at)
+            return None, own + at, _PIECE
         # Of all_gather and all_to_all each rank's share lies behind that of the rank before: the
         # share that it has, or of the exchanged ones that which is meant for this rank.
         rank, start = divmod(at, self._share)
-        return Source(rank, start + (own if name == "all_to_all" else 0), self._share - start)
+        return rank, start + (own if name == "all_to_all" else 0), self._share - start
 
     def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
         """Return what `rank` sends, or the sum of all, from `start` on; at most `_PIECE`."""

@@ -21,9 +21,8 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,9 +38,10 @@ from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
 from ddp_notebook.rank.bench.collectives import (
+    clock_of,
     groups_of,
     interrupts_noted,
-    stamp_on_gpu,
+    spans_ns,
     wait_for_all,
 )
 from ddp_notebook.rank.bench.subject import Feed, Subject, Unusable, users_code
@@ -76,8 +76,7 @@ class StepsBench:
         whose own forward or backward calls collectives.
         """
         self._ready = None
-        with self._at_work():
-            return self._answer(lambda: self._prepare(request))
+        return self._answer(lambda _stopped: self._prepare(request))
 
     def measure(self, request: StepsMeasurement) -> Answer:
         """Measure the prepared model with these batches. All ranks must call it.
@@ -88,8 +87,8 @@ class StepsBench:
         ready, self._ready = self._ready, None
         if ready is None:
             return RankFailure("error", "nothing was prepared")
-        with self._at_work() as stopped, self._observer.suspended():
-            return self._answer(lambda: self._measure(*ready, request, stopped))
+        with self._observer.suspended():
+            return self._answer(lambda stopped: self._measure(*ready, request, stopped))
 
     def forget(self, _: Nothing) -> None:
         """Release the prepared model."""
@@ -111,7 +110,7 @@ class StepsBench:
                 return RankFailure("memory", f"{text}, and {format_bytes(allowed)} are free")
         model = subject.prepare(plan.model, names, request.device)
         feed = subject.feed(model, plan.loss, plan.data, names)
-        before = self._collectives()
+        before = self._observer.issued()
         # Gradients, and DDP's buckets, twice while they are rebuilt.
         fixed = 3 * model.gradient_bytes
         needs = Memory(allowed, fixed, _sample_bytes(model, feed, min(plan.batches)))
@@ -121,7 +120,7 @@ class StepsBench:
         hooks = torch_private.hook_names(value)
         note = f"{plan.model} has a communication hook, {', '.join(hooks)}: it was measured without"
         return {
-            "communicates": self._collectives() > before,
+            "communicates": self._observer.issued() > before,
             "title": model.title,
             "parameters": sum(p.numel() for p in model.reduced),
             "gradient_bytes": model.gradient_bytes,
@@ -135,11 +134,6 @@ class StepsBench:
             "backend": str(dist.get_backend()),
             "device": model.device.type,
         }
-
-    def _collectives(self) -> int:
-        """Return the number of observed collectives that this rank has issued in its run."""
-        log = self._observer.log
-        return log.written if log is not None else 0
 
     def _measure(
         self,
@@ -157,15 +151,18 @@ class StepsBench:
         with groups_of(request.members, request.number) as (some, _):
             # DDP takes all ranks' group as torch names it.
             group = some if len(request.members) < dist.get_world_size() else dist.group.WORLD
-            plan = replace(plan, batches=request.batches)
-            return self._time_blocks(_Run(plan, model, feed, stopped, group), alone=request.alone)
-
-    def _time_blocks(self, run: _Run, *, alone: bool) -> Answer:
-        planned = run.plan.schedule(run.ranks)
-        schedule = [block for block in planned if alone or block.kind != "alone"]
-        started, finished, done = machine.Meter.read(), True, 0
-        with _little_garbage():
-            try:
+            run = _Run(replace(plan, batches=request.batches), model, feed, stopped, group)
+            planned = run.plan.schedule(run.ranks)
+            schedule = [block for block in planned if request.alone or block.kind != "alone"]
+            started, finished, done = machine.Meter.read(), True, 0
+            with contextlib.ExitStack() as after:
+                # Garbage collection ignores the objects that exist now: a full one takes 0.1 s. The
+                # user may have done so before, or the fork server that this rank is from.
+                if not gc.get_freeze_count():
+                    gc.freeze()
+                    after.callback(gc.unfreeze)
+                after.callback(self._sender.flush)
+                after.callback(run.unwrap)
                 for done, block in enumerate(schedule):
                     if done and block.round != schedule[done - 1].round and run.is_spent():
                         break
@@ -181,62 +178,34 @@ class StepsBench:
                     )
                 else:
                     done = len(schedule)
-            finally:
-                run.unwrap()
-                self._sender.flush()
-        spent = started.until(machine.Meter.read())
-        return {"finished": finished, "blocks": done, **spent}
+            spent = started.until(machine.Meter.read())
+            return {"finished": finished, "blocks": done, **spent}
 
     # -- around it -----------------------------------------------------------------------
 
-    def _answer(self, work: Callable[[], Answer]) -> Answer:
-        """The result of `work`, or its exception as a failure: the session waits for an answer."""
-        try:
-            with self._hooks.suspended(), _random_kept(), torch.enable_grad():
-                return work()
-        except Exception as error:  # noqa: BLE001  # the user's model may raise anything
-            kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
-            known = isinstance(error, Unusable)
-            return RankFailure(kind, str(error) if known else subject.on_a_line(error))
+    def _answer(self, work: Callable[[Callable[[], bool]], Answer]) -> Answer:
+        """The result of `work`, or its exception as a failure: the session waits for an answer.
 
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[Callable[[], bool]]:
-        """Within, the board shows what the rank does; the value tells of an interrupt.
-
-        An interrupt is only noted: ranks that stopped at different points would wait for each
-        other.
+        Meanwhile the board shows what the rank does. `work` gets what tells of an interrupt, which
+        is only noted: ranks that stopped at different points would wait for each other.
         """
-        doing = "%ddp_bench: training steps"
-        with interrupts_noted() as stopped, self._sender.at_work(doing):
-            yield stopped
-
-
-@contextlib.contextmanager
-def _random_kept() -> Iterator[None]:
-    """Within, random numbers may be drawn; the random state is restored afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(before[0])
-        if before[1] is not None:
-            numpy.random.set_state(before[1])
-
-
-@contextlib.contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Within, garbage collection ignores the objects that exist now: a full one takes 0.1 s."""
-    if gc.get_freeze_count():  # the user has done so, or the fork server that this rank is from
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+        with interrupts_noted() as stopped, self._sender.at_work("%ddp_bench: training steps"):
+            try:
+                with contextlib.ExitStack() as after:
+                    after.enter_context(self._hooks.suspended())
+                    # Random numbers may be drawn: the random state is restored.
+                    numpy: Any = sys.modules.get("numpy")
+                    devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []
+                    after.callback(random.setstate, random.getstate())
+                    if numpy is not None:
+                        after.callback(numpy.random.set_state, numpy.random.get_state())
+                    after.enter_context(torch.random.fork_rng(devices))
+                    after.enter_context(torch.enable_grad())
+                    return work(stopped)
+            except Exception as error:  # noqa: BLE001  # the user's model may raise anything
+                kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
+                known = isinstance(error, Unusable)
+                return RankFailure(kind, str(error) if known else subject.on_a_line(error))
 
 
 def _sample_bytes(model: Subject, feed: Feed, smallest: int) -> float:
@@ -387,31 +356,19 @@ class _Run:
         if size not in self._batches:
             self._batches[size] = self.feed.batch(size)
         batch, forward, optimizer = self._batches[size], self.feed.run, self._optimizer
-        # Between the parts of a step there are only clock reads. On a GPU the host runs ahead of
-        # the device, so its clock would tell how long it takes to queue the work: there a stamp is
-        # an event in the stream, which is read when all steps are done.
-        device = self.subject.device
-        on_gpu = device.type == "cuda"
-        stamps: list[list[Any]] = []
-
-        def stamp() -> None:
-            stamps[-1].append(stamp_on_gpu(device) if on_gpu else time.perf_counter_ns())
-
+        clock, stamps = clock_of(self.subject.device), []
         with users_code(f"{{}} (batch {size})"):
+            # Between the parts of a step there are only clock reads.
             for _ in range(count):
-                stamps.append([])
-                stamp()
+                begin = clock()
                 loss = forward(model, batch)
-                stamp()
+                computed = clock()
                 loss.backward()  # type: ignore[no-untyped-call]
-                stamp()
+                reduced = clock()
                 optimizer.step()
                 optimizer.zero_grad()
-                stamp()
-        if not on_gpu:
-            return [[end - start for start, end in pairwise(step)] for step in stamps]
-        torch.cuda.synchronize(device)
-        return [[int(a.elapsed_time(b) * 1e6) for a, b in pairwise(step)] for step in stamps]
+                stamps.append((begin, computed, reduced, clock()))
+        return [spans_ns(step) for step in stamps]
 
     def _untimed(self, model: nn.Module, size: int) -> int:
         """Take a step for warm-up; return about how long it took, in nanoseconds."""

@@ -83,6 +83,8 @@ class Subject:
 
 
 SHIPPED = ("cnn", "mlp", "transformer")
+_OPTIONS = "find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view", "static_graph"
+"""Of the user's DDP object, taken over as they are."""
 
 
 def _shipped(name: str) -> nn.Module:
@@ -110,37 +112,41 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
 
     Raises Unusable.
     """
-    if name not in names and name in SHIPPED:
-        torch.manual_seed(0)
-        return Subject(_shipped(name).to(device).train(), name)
     if name not in names:
+        if name in SHIPPED:
+            torch.manual_seed(0)
+            return Subject(_shipped(name).to(device).train(), name)
         raise Unusable(
             f"there is no {name!r} on this rank, and no such model ships ({', '.join(SHIPPED)})"
         )
-    value = names[name]
-    if not callable(value):
-        raise Unusable(
-            f"{name} is of type {type(value).__name__}: a torch module is needed, or a function "
-            "without arguments that makes one"
-        )
-    is_made = not isinstance(value, nn.Module)
-    if is_made:
-        with users_code(f"{name}() raised {{}}"):
+    value, title = names[name], name
+    if not isinstance(value, nn.Module):
+        if not callable(value):
+            raise Unusable(
+                f"{name} is of type {type(value).__name__}: a torch module is needed, or a "
+                "function without arguments that makes one"
+            )
+        title = f"{name}()"
+        with users_code(f"{title} raised {{}}"):
             value = value()
         if not isinstance(value, nn.Module):
-            raise Unusable(f"{name}() gave a {type(value).__name__}, not a torch module")
-    options: Mapping[str, Any] = {}
+            raise Unusable(f"{title} gave a {type(value).__name__}, not a torch module")
+    options: dict[str, Any] = {}
     if isinstance(value, DistributedDataParallel):
-        options, value = _options(value), value.module
+        # Its bucket size, too, if one was given.
+        options = {option: getattr(value, option) for option in _OPTIONS if hasattr(value, option)}
+        if not getattr(value, "bucket_bytes_cap_default", True):
+            options["bucket_cap_mb"] = value.bucket_bytes_cap / 2**20
+        value = value.module
     _check_trainable(name, value)
-    if not is_made:
+    if title == name:
         with users_code(
             f"{name} cannot be copied, and the model itself is not to be changed: {{}}. "
             f"Give a function that makes it: --model make_{name}"
         ):
             value = copy.deepcopy(value)
         value.zero_grad(set_to_none=True)
-    return Subject(value.train(), f"{name}()" if is_made else name, options)
+    return Subject(value.train(), title, options)
 
 
 def _check_trainable(name: str, module: nn.Module) -> None:
@@ -150,20 +156,6 @@ def _check_trainable(name: str, module: nn.Module) -> None:
             raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
-
-
-def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """Return the options of the user's DDP object; also its bucket size, if one was given."""
-    names = (
-        "find_unused_parameters",
-        "broadcast_buffers",
-        "gradient_as_bucket_view",
-        "static_graph",
-    )
-    options = {name: getattr(wrapped, name) for name in names if hasattr(wrapped, name)}
-    if not getattr(wrapped, "bucket_bytes_cap_default", True):
-        options["bucket_cap_mb"] = wrapped.bucket_bytes_cap / 2**20
-    return options
 
 
 # -- what it is fed with -----------------------------------------------------------------
@@ -312,7 +304,20 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
     first = next(
         (m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), module
     )
-    for make, text in _inputs_of(first, device):
+    tries: list[tuple[MakeBatch, str]] = []
+    if isinstance(first, nn.Embedding | nn.EmbeddingBag):
+        count = first.num_embeddings
+        for length in _LENGTHS:
+
+            def tokens(batch: int, length: int = length) -> Batch:
+                return torch.randint(count, (batch, length), device=device), None
+
+            tries.append((tokens, f"numbers below {count} [batch, {length}]"))
+    # A convolution does not tell the sides of its images: several are tried.
+    for kind, shapes_of in _SHAPES.items():
+        if isinstance(first, kind):
+            tries += [(_random(shape, device), _named(shape)) for shape in shapes_of(first)]
+    for make, text in tries:
         with contextlib.suppress(Unusable), torch.no_grad(), users_code():
             module(make(_TRY)[0])
             return make, f"random inputs, {text}, as {type(first).__name__} takes them"
@@ -320,21 +325,6 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
         f"what {subject.title} takes does not follow from its first layer: give samples with "
         "--data batch, where batch = (inputs, targets) on the ranks"
     )
-
-
-def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, str]]:
-    """Yield inputs to try for a layer, and what they are. A convolution does not tell the sides."""
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        count = layer.num_embeddings
-        for length in _LENGTHS:
-
-            def tokens(batch: int, length: int = length) -> Batch:
-                return torch.randint(count, (batch, length), device=device), None
-
-            yield tokens, f"numbers below {count} [batch, {length}]"
-    shapes_of = next((of for kind, of in _SHAPES.items() if isinstance(layer, kind)), None)
-    for shape in shapes_of(layer) if shapes_of is not None else ():
-        yield _random(shape, device), _named(shape)
 
 
 _SHAPES: Mapping[type[nn.Module], Callable[[Any], list[tuple[int, ...]]]] = {

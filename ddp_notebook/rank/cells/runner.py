@@ -16,6 +16,7 @@ from ddp_notebook.rank.calls import Cell
 from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.cells.shell import RankShell
+from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.inspect import data_workers
@@ -41,12 +42,14 @@ class CellRunner:
         events: EventSender,
         main_thread: MainThread,
         ending: Ending,
+        observer: Observer,
     ) -> None:
         self.shell = shell
         self._life = life
         self._events = events
         self._main_thread = main_thread
         self._ending = ending
+        self._observer = observer
         self._awaits_gpu = False
 
     def run(self, cell: Cell) -> None:
@@ -91,7 +94,7 @@ class CellRunner:
             self._ending.stop_at(error)
             if error is None:
                 gpu.await_work(self._gpu_works)
-        except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
+        except (asyncio.CancelledError, KeyboardInterrupt, gpu.StillWorking) as stopped:
             error = stopped
         finally:
             signal.signal(signal.SIGINT, previous)
@@ -126,6 +129,11 @@ class CellRunner:
             cuda_on_cpu.begin(run.as_gpus)
         # From this thread: to wake the sending one would take longer than a short cell does.
         self._events.emit_now(CellStarted, cell=run.cell, number=run.number)
+        if self._observer.is_blocked_since_before and gpu.is_working():
+            raise gpu.StillWorking(
+                "the GPU is not done with a collective of an earlier cell, and whatever this cell "
+                "issues would wait behind it. Get the rank back with %ddp_abort"
+            )
 
     def _end(self, cell: int, error: BaseException | None) -> None:
         """It is over: say how."""

@@ -31,7 +31,7 @@ from ddp_notebook import syntax
 from ddp_notebook.launch.child import exit_code
 from ddp_notebook.launch.preload import hide_engine_modules
 from ddp_notebook.model import CellStarted, OutputKind, Place, codec
-from ddp_notebook.rank import boot, calls
+from ddp_notebook.rank import boot, calls, gpu
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
 from ddp_notebook.rank.cells.ending import Ending
@@ -154,6 +154,7 @@ class ScriptProcess:
         try:
             self._events.emit_now(CellStarted, cell=script.cell, number=script.number)
             exec(self._compiled(script.path), vars(main))  # noqa: S102
+            gpu.await_work(self._core.main_thread.awaits_gpu)
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")

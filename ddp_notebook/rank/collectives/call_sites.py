@@ -120,22 +120,20 @@ def _variables(code: CodeType) -> list[_Variable]:
     variables = [_Variable(name, 0, len(code.co_code)) for name in arguments if name != "self"]
     stores, begin, end = 0, 0, 0
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "FOR_ITER":
-            stores, begin, end = 1, instruction.offset, int(instruction.argval)
-        elif stores and instruction.opname == "UNPACK_SEQUENCE":
-            stores = instruction.arg or 0
-        elif stores and instruction.opname.startswith("STORE_"):
-            variables += [_Variable(name, begin, end) for name in _stored(instruction.argval)]
+        operation, about = instruction.opname, instruction.argval
+        if operation == "FOR_ITER":
+            stores, begin, end = 1, instruction.offset, int(about)
+        elif not stores or operation in _BETWEEN_STORES:
+            continue
+        elif operation == "UNPACK_SEQUENCE":
+            stores = int(about)
+        elif operation.startswith("STORE_"):
+            names = about if isinstance(about, tuple) else (about,)  # 3.13 stores two at once
+            variables += [_Variable(name, begin, end) for name in names if isinstance(name, str)]
             stores -= 1
-        elif instruction.opname not in _BETWEEN_STORES:
+        else:
             stores = 0
     return variables[:12]
-
-
-def _stored(value: object) -> list[str]:
-    """The names of a STORE_ instruction; some of Python 3.13 store two at once."""
-    many = value if isinstance(value, tuple) else (value,)
-    return [name for name in many if isinstance(name, str)]
 
 
 def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:
@@ -242,26 +240,16 @@ class CallSites:
         else:
             site.variables = ()
             return ""
+        holding = _at_holders(frame, site.holders)
+        if not holding:
+            # Where they are is remembered: each collective of a loop asks.
+            found = [each for each in self._innermost(frame) if each[1].variables]
+            site.holders = tuple((hops, code) for hops, code, _ in found)
+            holding = [(code, users) for _, code, users in found]
         texts: list[str] = []
-        for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
+        for code, users in holding:
             _read_variables(code, users, texts)
         return " ".join(dict.fromkeys(texts))[:60]
-
-    def _find_holders(
-        self, frame: FrameType | None, site: CallSite
-    ) -> list[tuple[_Code, FrameType]]:
-        """Looks at each frame. Where they are is remembered: each collective of a loop asks."""
-        found = [(self._code(outer), outer) for outer in self._innermost(frame)]
-        found = [(code, outer) for code, outer in found if code.variables]
-        wanted = {id(outer): code for code, outer in found}
-        holders: list[tuple[int, _Code]] = []
-        hops = 0
-        while frame is not None and len(holders) < len(wanted):
-            if id(frame) in wanted:
-                holders.append((hops, wanted[id(frame)]))
-            frame, hops = frame.f_back, hops + 1
-        site.holders = tuple(holders)
-        return found
 
     def users_path(self, frame: FrameType | None) -> tuple[Place, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
@@ -315,14 +303,26 @@ class CallSites:
                 self._engine = frame.f_code
             ends = code.ends
             frame = frame.f_back
-        thread = 0 if ends or begin is None else self._thread()
+        # The number of this thread among those that call collectives; 0 for the main thread.
+        thread, ident = 0, threading.get_ident()
+        if begin is not None and not ends and ident != threading.main_thread().ident:
+            # Threads that have a number of their own; the rest share the last number.
+            thread = self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
         if thread:
             key.append(-thread)
         site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part, thread)
         site.caller = caller
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
-            wrapped = self._only_wrapped(begin, near)
+            # True when `near` called torch's function through its wrapper alone. Then that need
+            # not be looked at: there is no other way from the one to the other.
+            between = begin.f_back
+            wrapped = (
+                between is not None
+                and between.f_back is near
+                and bool(self._code(begin).api)
+                and between.f_globals.get("__name__") == _WRAPPERS
+            )
             # The first two are torch's function and its wrapper. Behind a wrapper `_as_lately`
             # begins at `near`, so they are left out.
             known_frames = tuple(seen[2:] if wrapped else seen)
@@ -341,27 +341,6 @@ class CallSites:
         if first.is_operator:
             return Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY
         return Caller.USER if code.users else Caller.LIBRARY
-
-    def _thread(self) -> int:
-        """The number of this thread among those that call collectives; 0 for the main thread."""
-        ident = threading.get_ident()
-        if ident == threading.main_thread().ident:
-            return 0
-        # Threads that have a number of their own; the rest share the last number.
-        return self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
-
-    def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
-        """True when `near` called `frame`, a function of torch's, through its wrapper alone.
-
-        So the wrapper need not be looked at: there is no other way from the one to the other.
-        """
-        between = frame.f_back
-        return (
-            between is not None
-            and between.f_back is near
-            and bool(self._code(frame).api)
-            and between.f_globals.get("__name__") == _WRAPPERS
-        )
 
     def run_begins(self) -> None:
         """Forget the code of earlier cells from time to time."""
@@ -402,22 +381,22 @@ class CallSites:
         """The variables for that where the innermost user frames stand."""
         return tuple(
             variable
-            for users in self._innermost(frame)
-            for variable in self._code(users).variables
+            for _, code, users in self._innermost(frame)
+            for variable in code.variables
             if variable.begin <= users.f_lasti <= variable.end
         )
 
-    def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
-        seen = 0
-        # How many user frames, from the innermost on, are looked at for the name of a metric.
+    def _innermost(self, frame: FrameType | None) -> Iterator[tuple[int, _Code, FrameType]]:
+        """The user frames that are looked at for the name of a metric, and how far out they are."""
+        hops = seen = 0
         while frame is not None and seen < 3:
             code = self._code(frame)
             if code.users:
                 seen += 1
-                yield frame
+                yield hops, code, frame
             if code.ends:
                 return
-            frame = frame.f_back
+            frame, hops = frame.f_back, hops + 1
 
 
 def _as_lately(

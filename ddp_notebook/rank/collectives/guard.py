@@ -99,7 +99,10 @@ class Guard:
 
         With NCCL it is made before all have arrived: `check` looks again for those who are late.
         """
-        self._late = {peer: (store, _key(prefix, peer)) for peer in _compared(rank, size)}
+        peers = {*range(size)}
+        if size > 8:  # a rank looks at its neighbours and the first: a difference is between some
+            peers = {0, (rank - 1) % size, (rank + 1) % size}
+        self._late = {peer: (store, _key(prefix, peer)) for peer in sorted(peers - {rank})}
         self._find_late()
 
     def _find_late(self) -> None:
@@ -141,18 +144,13 @@ class Guard:
         for theirs, peer in self._peers:
             other = theirs[at]
             if other != word and other >> 40 == word >> 40:
-                brought = peer.recorded(theirs[at + 1])
-                raise Mismatch(self._explain(seq_id, operation, facts, peer.rank, brought))
-
-    def _explain(
-        self, seq_id: int, operation: Operation, facts: Facts, peer: int, theirs: str
-    ) -> str:
-        ours = describe(operation.name, facts.dtype, facts.shape, facts.reduce_op, facts.root)
-        return (
-            f"rank {self._rank} brings {ours} to collective {seq_id} of the group, and rank "
-            f"{peer} brings {theirs}. Which rank is wrong: %ddp_why. It was not sent: torch would "
-            "abort the process, wait forever or compute wrong numbers."
-        )
+                about = (facts.dtype, facts.shape, facts.reduce_op, facts.root)
+                ours, brought = describe(operation.name, *about), peer.recorded(theirs[at + 1])
+                raise Mismatch(
+                    f"rank {self._rank} brings {ours} to collective {seq_id} of the group, and "
+                    f"rank {peer.rank} brings {brought}. Which rank is wrong: %ddp_why. It was not "
+                    "sent: torch would abort the process, wait forever or compute wrong numbers."
+                )
 
 
 @lru_cache(maxsize=_MOST_HASHES)
@@ -176,13 +174,6 @@ def name_of(store: Any, prefix: str, rank: int) -> str:
     if not isinstance(name, str) or "/" in name:
         raise ValueError(f"not the name of a file: {name!r:.100}")
     return name
-
-
-def _compared(rank: int, size: int) -> list[int]:
-    # In a larger group a rank looks at its neighbours and the first: a difference is between some.
-    if size <= 8:
-        return [peer for peer in range(size) if peer != rank]
-    return sorted({0, (rank - 1) % size, (rank + 1) % size} - {rank})
 
 
 def describe(

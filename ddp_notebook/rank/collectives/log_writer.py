@@ -64,9 +64,8 @@ class LogWriter:
     def text(self, key: Hashable, value: Any) -> int:
         """The number of a text, by which records name it; 0 when there is no room."""
         number = self._texts.get(key)
-        return number if number is not None else self._add_text(key, value)
-
-    def _add_text(self, key: Hashable, value: Any) -> int:
+        if number is not None:
+            return number
         line = json.dumps(value).encode() + b"\n"
         begin = collective_log.TEXTS_FROM + self._text_bytes
         # Operations and groups are named by two bytes.

@@ -79,6 +79,8 @@ class Observer(Component):
         # falls out stays `issued` in the log: its end was not seen.
         self.pending: deque[tuple[int, Any]] = deque(maxlen=2048)
         """Number and work of each collective that was not seen to be done yet."""
+        self._left_open: Any = None
+        """The oldest work that an earlier run left open, as one that was interrupted; or None."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
@@ -97,13 +99,19 @@ class Observer(Component):
         """How long what is issued in a group may take."""
         self._file: LogWriter | None = None
         self._settling = threading.Lock()
-        self._guard_numbers = itertools.count()
-        self._group_type: type[ObservedGroup] = ObservedGroup
+        self.guard_numbers = itertools.count()
+        self.group_type: type[ObservedGroup] = ObservedGroup
+        """The type of this rank's groups: each method that issues something is observed."""
 
     def attach(self) -> None:
         """Have every group that is made from now on observed, if torch has not changed."""
         self.open_log()
-        self._group_type = _group_type(self)
+        methods = {
+            operation.method: _method(self, operation)
+            for operation in operations.OPERATIONS
+            if hasattr(dist.ProcessGroup, operation.method)  # torch may lack some
+        }
+        self.group_type = type("ObservedGroup", (ObservedGroup,), methods)
         self.works.attach()
         gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
@@ -115,7 +123,7 @@ class Observer(Component):
         try:
             self.log = self._file = LogWriter(self.process.collective_log)
         except OSError as error:
-            self.unrecorded = self._say_limited("Collectives are not recorded, nor compared", error)
+            self.unrecorded = self.say_limited("Collectives are not recorded, nor compared", error)
 
     def leave_log(self) -> None:
         """In a forked child: the file is that of its parent."""
@@ -132,6 +140,8 @@ class Observer(Component):
         """Forget the records of the last run."""
         self.run, self.exchanges = run.number, None
         self.call_sites.run_begins()
+        if self.pending and not self.is_blocked_since_before:
+            self._left_open = self.pending[0][1]
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -205,6 +215,13 @@ class Observer(Component):
         finally:
             self._settling.release()
 
+    @property
+    def is_blocked_since_before(self) -> bool:
+        """True while a collective that an earlier run left open is not done."""
+        if self._left_open is not None and _is_done(self._left_open):
+            self._left_open = None
+        return self._left_open is not None
+
     def waits_for(self) -> int | None:
         """The oldest collective that is not done yet; None for none."""
         self.settle()
@@ -220,34 +237,13 @@ class Observer(Component):
         self.broken = f"{type(error).__name__}: {error}"
         self.log = None
 
-    def new_guard(self) -> Guard | None:
-        """A guard for a group that is about to be made; None where nothing is to be refused."""
-        if self.log is None or not self.process.guards:
-            return None
-        try:
-            return Guard(self.process, next(self._guard_numbers))
-        except OSError as error:
-            self._say_limited("Collectives of a group are not compared before they are sent", error)
-            return None
-
-    def _say_limited(self, what: str, error: OSError) -> str:
+    def say_limited(self, what: str, error: OSError) -> str:
+        """Tell the session what cannot be done for want of room or rights; return why."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         cannot = "no room" if full else "no file can be made"
         why = f"{cannot} in {self.process.folder} ({error.strerror})"
         self.process.events.emit(model.Limited, text=f"{what}: {why}.")
         return why
-
-    def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
-        """The observed group around `inner`, which torch has just made of `new`."""
-        members = new.members or tuple(range(new.size))
-        name = str(new.name) if new.members else DEFAULT_GROUP
-        called = group_name(new.called)
-        group = self._group_type(Group(inner, name, called, members, self.limits))
-        self.limits.made(group.ddp_notebook_group, new.timeout)
-        torch_private.take_place(group, inner)
-        if new.members:
-            self.subgroups.keep(group, new)
-        return group
 
 
 class _FromAnybody:
@@ -276,7 +272,7 @@ def _is_done(work: Any) -> bool:
 class ObservedGroup(dist.ProcessGroup):
     """torch's group `inner`, observed. Names of ours begin with ddp_notebook.
 
-    A subclass (see `_group_type`) has the methods that issue collectives.
+    A subclass (see `Observer.group_type`) has the methods that issue collectives.
     """
 
     def __init__(self, group: Group) -> None:
@@ -372,32 +368,42 @@ class _Making:
         observer.subgroups.begins(self.new, path)
         if not self.new.has_me:
             return
-        self.observer.outlived.clear()
-        self.observer.sockets.group_begins()
-        self.guard = self.observer.new_guard()
-        if self.guard is not None:
+        observer.outlived.clear()
+        observer.sockets.group_begins()
+        if observer.log is None or not observer.process.guards:  # nothing is to be refused
+            return
+        try:
+            self.guard = Guard(observer.process, next(observer.guard_numbers))
+        except OSError as error:
+            what = "Collectives of a group are not compared before they are sent"
+            observer.say_limited(what, error)
+        else:
             self.guard.publish(self.new.store, self.new.name, self.new.rank or 0)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
-        if self.observer.log is None:
+        observer, new = self.observer, self.new
+        if observer.log is None:
             return inner
-        new = self.new
         if self.guard is not None:
             # What fails here must do so before the place of `inner` is taken: it is used then.
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
-        group = self.observer.observed(inner, new)
-        if self.guard is not None:
-            group.ddp_notebook_group.checks[0] = self.guard.check
-        group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
-        return group
-
-    def _exchanges(self, group: Group) -> Exchanges:
-        new, folder = self.new, self.observer.process.folder
+        members = new.members or tuple(range(new.size))
+        name = str(new.name) if new.members else DEFAULT_GROUP
+        made = Group(inner, name, group_name(new.called), members, observer.limits)
+        group = observer.group_type(made)
+        observer.limits.made(made, new.timeout)
+        torch_private.take_place(group, inner)
+        if new.members:
+            observer.subgroups.keep(group, new)
+        folder = observer.process.folder
         if self.guard is None:
-            return NotedExchanges(folder / SPLITS, group.members, group.title)
-        where = (self.guard.name, new.store, new.name, new.rank or 0)
-        return ComparedExchanges(folder, *where, group.members, group.title)
+            made.exchanges = NotedExchanges(folder / SPLITS, made.members, made.title)
+        else:
+            made.checks[0] = self.guard.check
+            where = (self.guard.name, new.store, new.name, new.rank or 0)
+            made.exchanges = ComparedExchanges(folder, *where, made.members, made.title)
+        return group
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
@@ -411,16 +417,6 @@ class _Making:
 # closures, made once per operation: what they use is found in their cells, which is quicker than
 # an attribute of `self` or of a module. They are two and not ten, because calling a function of
 # Python's costs about as much as a whole section of them does.
-
-
-def _group_type(observer: Observer) -> type[ObservedGroup]:
-    """The type of this rank's groups: each method of torch's that issues something, observed."""
-    methods = {
-        operation.method: _method(observer, operation)
-        for operation in operations.OPERATIONS
-        if hasattr(dist.ProcessGroup, operation.method)
-    }
-    return type("ObservedGroup", (ObservedGroup,), methods)
 
 
 def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
@@ -573,12 +569,13 @@ def _prepare(
     """Return the common part of such calls; kept under `key` where its first part is known."""
     about, site, metric, _, _ = key
     shape = facts.shape[:DIMENSIONS]
-    members = group.members
+    members, api = group.members, site.api or operation.name
+    waited = facts.waited and group.waits
     rest = REST.pack(
         facts.numel,
         facts.bytes,
         log.text(site.path, [[e.file, e.line, e.function, e.text] for e in site.path]),
-        log.text(site.api or operation.name, site.api or operation.name),
+        log.text(api, api),
         log.text(("label", metric), metric) if metric else 0,
         group.text(log),
         log.text(operation.name, operation.name),
@@ -587,7 +584,7 @@ def _prepare(
         _PARTS[site.part],
         _PHASES[Phase.ISSUED],
         len(shape),
-        (facts.waited and group.waits) | site.thread << 1,
+        waited | site.thread << 1,
         facts.tensors,
         _rank_of(facts.root, members),
         _rank_of(facts.peer, members),
@@ -599,7 +596,7 @@ def _prepare(
     fingerprint = guard.hash_of((operation.name, facts.must_match))
     not_told = facts.waited or site.part is not None or site.caller is Caller.LIBRARY
     started_at = None if not_told else site
-    prepared = rest, fingerprint, facts.waited and group.waits, facts, started_at
+    prepared = rest, fingerprint, waited, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)
     return prepared

@@ -62,14 +62,23 @@ class Exchanges:
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
         """An all_to_all is about to begin; `lists`: of tensors, and not of the parts of one."""
-        size = len(self._members)
-        sizes = _of_lists(args) if lists else _of_parts(args, size)
-        if sizes is None:
+        size, announced = len(self._members), self._announced
+        if len(args) < (2 if lists else 4):
             return
-        widths = (1, 1) if lists else _widths(args)
-        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
-        if not lists:
-            self._announced = _counts(args, size) or self._announced
+        if lists:  # the elements of each tensor
+            sends, receives = tuple(map(torch.numel, args[1])), tuple(map(torch.numel, args[0]))
+            widths = (1, 1)
+        else:  # the rows of each part, and the elements of a row; without splits parts are equal
+            output, source, to_receive, to_send = args[:4]
+            received, sent = (len(tensor) if tensor.dim() else 0 for tensor in (output, source))
+            sends = tuple(map(int, to_send)) or (sent // size,) * size
+            receives = tuple(map(int, to_receive)) or (received // size,) * size
+            widths = (
+                max(1, source.numel() // max(1, sent)),
+                max(1, output.numel() // max(1, received)),
+            )
+            self._announced = _counts(source, to_send, size) or announced
+        self.latest = model.Splits(self._group, seq_id, sends, receives, announced, widths)
         # In a larger group splits are not compared.
         if size <= 64:
             self._tell(self.latest)
@@ -151,21 +160,18 @@ class ComparedExchanges(Exchanges):
             with contextlib.suppress(OSError):
                 self._own = _File(mapped_file.make(path, file_bytes), size)
                 weakref.finalize(self, path.unlink, missing_ok=True)
-                self._ask_for_names(size)
+                for peer in {*range(size)} - {self._rank}:
+                    # It has no room for a guard; or another user wrote into the store, which is
+                    # not protected.
+                    with contextlib.suppress(RuntimeError, ValueError, KeyError, TypeError):
+                        name = guard.name_of(self._store, self._prefix, peer)
+                        self._names[peer] = _file_name(name)
         for peer in self._names.keys() - self._peers.keys():
             with contextlib.suppress(OSError, ValueError):
                 if (self._folder / self._names[peer]).exists():
                     mapped = mapped_file.open_other(self._folder, self._names[peer], file_bytes)
                     self._peers[peer] = _File(mapped, size)
         return self._own is not None
-
-    def _ask_for_names(self, size: int) -> None:
-        for peer in range(size):
-            # It has no room for a guard; or another user wrote into the store, which is not
-            # protected.
-            with contextlib.suppress(RuntimeError, ValueError, KeyError, TypeError):
-                if peer != self._rank:
-                    self._names[peer] = _file_name(guard.name_of(self._store, self._prefix, peer))
 
     def _explain(
         self, splits: model.Splits, peer: int, own: tuple[int, int], theirs: tuple[int, int]
@@ -188,39 +194,8 @@ def _file_name(of_guard: str) -> str:
     return f"splits-{of_guard.removeprefix('guard-')}"
 
 
-def _of_lists(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The elements of each tensor that is sent, and of each that is received."""
-    if len(args) < 2:
-        return None
-    sends, receives = (tuple(int(t.numel()) for t in args[index]) for index in (1, 0))
-    return sends, receives
-
-
-def _of_parts(args: Sequence[Any], size: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The rows of each part that is sent, and received. Without splits all parts are equal."""
-    if len(args) < 4:
-        return None
-    output, source, receives, sends = args[:4]
-    rows = [int(tensor.shape[0]) if tensor.dim() else 0 for tensor in (source, output)]
-    return (
-        tuple(map(int, sends)) or (rows[0] // size,) * size,
-        tuple(map(int, receives)) or (rows[1] // size,) * size,
-    )
-
-
-def _widths(args: Sequence[Any]) -> tuple[int, int]:
-    """The elements of a row of what is sent, and of what is received; at least one."""
-    output, source = args[:2]
-    sent, received = (
-        max(1, tensor.numel() // max(1, int(tensor.shape[0]) if tensor.dim() else 1))
-        for tensor in (source, output)
-    )
-    return sent, received
-
-
-def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:
+def _counts(source: Any, sends: Any, size: int) -> tuple[int, ...]:
     """The numbers that a rank sends each peer, where it sends a few integers and nothing else."""
-    source, sends = args[1], args[3]
     many = source.numel()
     if sends or many % size or not 0 < many <= 4096:
         return ()

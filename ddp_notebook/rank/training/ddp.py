@@ -196,13 +196,18 @@ def reduction(wrapped: Any) -> model.Reduction:
     names = parameters[0]
     order = _numbers(log.get("prev_iteration_grad_ready_order_indices", ""), len(names))
     keeps = bool(wrapped.find_unused_parameters) and not wrapped.static_graph
-    buckets = _rebuilt(log, parameters)
-    rebuilt = buckets is not None
+    # The rebuilt buckets are ``7 6 5, 4 3`` in DDP's log; nothing before they are rebuilt.
+    parts = str(log.get("rebuilt_per_bucket_param_indices", "")).split(",")
+    places = [_numbers(part.replace(" ", ","), len(names)) for part in parts if part.strip()]
+    rebuilt = bool(places) and all(places)
     small = getattr(wrapped, "bucket_bytes_cap_default", True)
     limits = bucket_limits(None if small else wrapped.bucket_bytes_cap / _MIB)
-    if not rebuilt and keeps:
+    buckets: list[model.Bucket] | None = None
+    if rebuilt:
+        buckets = [_bucket(parameters, members) for members in places]
+    elif keeps:
         buckets = assign(parameters, limits)[::-1]
-    elif not rebuilt and len(order) == len(names):
+    elif len(order) == len(names):
         buckets = assign(parameters, limits, order)
     return model.Reduction(
         steps=int(log.get("iteration", 0)),
@@ -212,13 +217,6 @@ def reduction(wrapped: Any) -> model.Reduction:
         keeps=keeps,
         idle=tuple(name for i, name in enumerate(names) if order and i not in order),
     )
-
-
-def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[model.Bucket] | None:
-    """The rebuilt buckets in DDP's log (``7 6 5, 4 3``); None before they are rebuilt."""
-    parts = str(log.get("rebuilt_per_bucket_param_indices", "")).split(",")
-    each = [_numbers(part.replace(" ", ","), len(parameters[0])) for part in parts if part.strip()]
-    return [_bucket(parameters, members) for members in each] if each and all(each) else None
 
 
 def _log_of(wrapped: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -102,24 +102,21 @@ class DDPConstruction:
     # -- around a stage ----------------------------------------------------------------
 
     def _in_stage(self, stage: WrapStage, work: Callable[[], _Answer]) -> _Answer | RankFailure:
-        with self._busy(stage):
-            try:
-                return work()
-            except KeyboardInterrupt:
-                return RankFailure("interrupted", "was interrupted")
-            except (MemoryError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                return _failure(error)
-
-    @contextlib.contextmanager
-    def _busy(self, stage: WrapStage) -> Iterator[None]:
-        """Within, the board shows the rank in `stage`, and an interrupt is raised only here."""
+        """Do the work; meanwhile the board shows the stage. An interrupt is raised only within."""
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.ExitStack() as after:
             after.callback(signal.signal, signal.SIGINT, previous)
             after.enter_context(self._events.at_work(f"%ddp_wrap: {stage.value}"))
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                yield
+                return work()
+            except KeyboardInterrupt:
+                return RankFailure("interrupted", "was interrupted")
+            except (MemoryError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                kind = "memory" if ddp.is_out_of_memory(error) else "error"
+                lines = str(error).strip().splitlines()
+                text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+                return RankFailure(kind, text[:300])
             finally:
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,10 +130,3 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     """The parameters and the buffers, without their history."""
     parameters, buffers = ddp.states_of(module)
     return [tensor.detach() for _, tensor in (*parameters, *buffers)]
-
-
-def _failure(error: Exception) -> RankFailure:
-    kind = "memory" if ddp.is_out_of_memory(error) else "error"
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return RankFailure(kind, text[:300])

@@ -49,31 +49,34 @@ def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
     if not gpu.is_readable(tensor):
         return None
     try:
-        return _digest(name, tensor.detach())
+        tensor = tensor.detach()
+        if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
+            return None
+        numel = tensor.numel()
+        if not numel:
+            return model.TensorDigest(name, 0)
+        hashed = ""
+        # Larger tensors, and those on a device, are described only by their norm and a sample.
+        if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
+            bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
+            hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
+        norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
+        return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
     except (RuntimeError, TypeError, NotImplementedError, ValueError):
         return None
-
-
-def _digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
-        return None
-    numel = tensor.numel()
-    if not numel:
-        return model.TensorDigest(name, 0)
-    hashed = ""
-    # Larger tensors, and those on a device, are described only by their norm and a sample.
-    if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
-        bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
-        hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
-    norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
-    return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
 
 
 def _sample(tensor: torch.Tensor) -> tuple[float | None, ...]:
     if not tensor.is_contiguous():  # reshape would copy it
         return ()
-    values = map(float, tensor.reshape(-1)[:: max(1, tensor.numel() // 4)][:4].tolist())
+    values = map(float, spread(tensor, 4))
     return tuple(short(value) if math.isfinite(value) else None for value in values)
+
+
+def spread(tensor: torch.Tensor, most: int) -> list[Any]:
+    """At most so many of a contiguous tensor's values, evenly spread over it."""
+    values: list[Any] = tensor.view(-1)[:: max(1, tensor.numel() // most)][:most].tolist()
+    return values
 
 
 def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:

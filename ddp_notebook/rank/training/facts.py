@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.digests import Digester, named
 from ddp_notebook.rank.training.fsdp_private import Sharded
+from ddp_notebook.rank.training.held import variable_of
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
 
@@ -43,10 +44,24 @@ class RunSummary:
         # One digester for all, which stops after its time: parameters come first, then buffers,
         # gradients and optimizers, so that of a large model the parameters at least are compared.
         tracker, digester = self.tracker, Digester()
-        replicas = self._replicas(digester)
-        keys = {id(replica): facts.key for replica, facts in replicas}
+        replicas: list[model.ReplicaFacts] = []
+        keys: dict[int, str] = {}
+        for replica, key in self._used():
+            wrapped, facts = replica.ref(), replica.last_facts
+            if wrapped is not None:
+                facts = self._facts(replica, wrapped, digester)
+            if facts is not None:
+                replicas.append(replace(facts, key=key))
+                keys[id(replica)] = key
         meshes = {unit.mesh for unit in self.sharded.units()}
-        copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
+        optimizers = list(tracker.optimizers.values())
+        copies = [o.copies for o in optimizers if o.copies is not None]
+        held = set().union(*map(TrackedOptimizer.holds, optimizers))
+        gpus: dict[str, Any] = {}
+        if torch_private.uses_cuda():
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            unique = getattr(properties, "uuid", "") or torch.cuda.current_device()
+            gpus = {"gpu": str(unique), "gpus": torch.cuda.device_count()}
         observer = self.observer
         return _filled(
             model.RunFacts,
@@ -55,16 +70,23 @@ class RunSummary:
             rank=self.process.rank,
             run=observer.run,
             host=socket.gethostname(),
-            **_gpus(),
-            replicas=tuple(facts for _, facts in replicas),
+            **gpus,
+            replicas=tuple(replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             samplers=self.samplers.sampler_facts(),
             loaders=self.samplers.loader_facts(),
             works=observer.works.facts(),
             functional=observer.works.functional or model.FunctionalFacts(),
             collectives=observer.issued(),
-            precision=_precision(),
-            sharded_without_optimizer=self._without_optimizer(),
+            # Settings that change what is computed.
+            precision=(
+                f"torch.get_default_dtype()={torch.get_default_dtype()}",
+                f"torch.get_float32_matmul_precision()={torch.get_float32_matmul_precision()}",
+                f"torch.backends.cudnn.allow_tf32={torch.backends.cudnn.allow_tf32}",
+                "torch.are_deterministic_algorithms_enabled()="
+                f"{torch.are_deterministic_algorithms_enabled()}",
+            ),
+            sharded_without_optimizer=self.sharded.without(held)[:2000],
             split=replace(
                 tracker.split.facts(copies),
                 data_ranks=tuple(sorted(meshes.pop())) if len(meshes) == 1 else (),
@@ -72,11 +94,6 @@ class RunSummary:
             broken=tracker.broken or observer.broken,
             unrecorded=observer.unrecorded,
         )
-
-    def _without_optimizer(self) -> tuple[int, ...]:
-        optimizers = list(self.tracker.optimizers.values())
-        held = set().union(*(tracked.holds() for tracked in optimizers))
-        return self.sharded.without(held)[:2000]
 
     def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
@@ -109,20 +126,12 @@ class RunSummary:
                 counted[replica.made_of] += 1
                 yield replica, f"{replica.made_of} {counted[replica.made_of]}"
 
-    def _replicas(self, digester: Digester) -> list[tuple[Replica, model.ReplicaFacts]]:
-        found = []
-        for replica, key in self._used():
-            wrapped = replica.ref()
-            facts = replica.last_facts
-            if wrapped is not None:
-                facts = self._facts(replica, wrapped, digester)
-            if facts is not None:
-                found.append((replica, replace(facts, key=key)))
-        return found
-
     def _variable(self, wrapped: Any) -> str:
-        """The name of the user's variable for an object; empty if there is none."""
-        return _variable(wrapped, self.names.get()) if wrapped is not None else ""
+        """The name of the user's variable for an object, also of `__main__`; empty without one."""
+        if wrapped is None:
+            return ""
+        names, main = self.names.get(), vars(sys.modules.get("__main__", sys))
+        return variable_of(wrapped, (names, main, getattr(names.get("main"), "__dict__", {})))
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module
@@ -206,19 +215,6 @@ def _filled(kind: type[_Of], *owners: object, **known: Any) -> _Of:
     return kind(**known)
 
 
-def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
-    """The name of an object among `names`, or in `__main__`."""
-    spaces = [names, vars(sys.modules.get("__main__", sys))]
-    main = spaces[0].get("main")
-    if main is not None:
-        spaces.append(getattr(main, "__dict__", {}))
-    for space in spaces:
-        for name, value in list(space.items()):
-            if value is wrapped and not name.startswith("_"):
-                return str(name)
-    return ""
-
-
 def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any]:
     # What never had a gradient is not trained, whatever it is on each rank.
     idle = set(map(id, tracked.idle))
@@ -239,23 +235,3 @@ def _number(value: Any) -> float | None:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     return None
-
-
-def _precision() -> tuple[str, ...]:
-    """Settings that change what is computed."""
-    return (
-        f"torch.get_default_dtype()={torch.get_default_dtype()}",
-        f"torch.get_float32_matmul_precision()={torch.get_float32_matmul_precision()}",
-        f"torch.backends.cudnn.allow_tf32={torch.backends.cudnn.allow_tf32}",
-        "torch.are_deterministic_algorithms_enabled()="
-        f"{torch.are_deterministic_algorithms_enabled()}",
-    )
-
-
-def _gpus() -> dict[str, Any]:
-    """The unique id of the GPU in use, and how many there are."""
-    if not torch_private.uses_cuda():
-        return {}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    gpu = str(getattr(properties, "uuid", "") or torch.cuda.current_device())
-    return {"gpu": gpu, "gpus": torch.cuda.device_count()}

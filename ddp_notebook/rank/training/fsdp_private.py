@@ -43,23 +43,21 @@ class HeldByUnit(NamedTuple):
 def root_of(frame: FrameType | None) -> Any:
     """What all units of the model share in whose FSDP code these frames are; None for none."""
     for outer in islice(chain(frame), 24):
-        if outer.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
-            found = _shared(outer.f_locals.get("self"))
-            if found is not None:
-                return found
+        if outer.f_globals.get("__name__") not in (PARAM_GROUP_MODULE, _STATE_MODULE):
+            continue
+        # A state, or a group of parameters, whose modules have states.
+        owner = outer.f_locals.get("self")
+        modules = getattr(owner, "modules", ())
+        states = [owner]
+        if isinstance(modules, tuple):
+            states += [
+                each._get_fsdp_state() for each in modules if hasattr(each, "_get_fsdp_state")
+            ]
+        for state in states:
+            context = getattr(state, "_state_ctx", None)
+            if hasattr(context, "all_states"):
+                return context
     return None
-
-
-def _shared(owner: Any) -> Any:
-    """The context of a state, or of the state of a parameter group's module."""
-    context = getattr(owner, "_state_ctx", None)
-    modules = getattr(owner, "modules", ()) if context is None else ()
-    for module in modules if isinstance(modules, tuple) else ():
-        state = getattr(module, "_get_fsdp_state", lambda: None)()
-        context = getattr(state, "_state_ctx", None)
-        if context is not None:
-            break
-    return context if hasattr(context, "all_states") else None
 
 
 def units(context: Any, number: int = 0) -> tuple[model.ShardedUnit, ...]:
@@ -96,9 +94,11 @@ def purpose(frames: Iterable[FrameType]) -> str:
             if module == PARAM_GROUP_MODULE:
                 known = _of_unit(frame.f_locals["self"])
             elif module == _REDISTRIBUTE_MODULE:
-                specs = (frame.f_locals[name] for name in ("current_spec", "target_spec"))
-                before, after = (_placements(spec.placements) for spec in specs)
-                known = f"{before} to {after} (DTensor)"
+                placed = []
+                for spec in ("current_spec", "target_spec"):
+                    names = [repr(e).removesuffix("()") for e in frame.f_locals[spec].placements]
+                    placed.append(names[0] if len(names) == 1 else f"({', '.join(names)})")
+                known = f"{' to '.join(placed)} (DTensor)"
         if known:
             return known
     return ""
@@ -108,11 +108,6 @@ def _of_unit(group: Any) -> str:
     phase = str(group._training_state.name).rpartition("_")[2].lower()
     phase = f", {phase}" if phase in ("forward", "backward") else ""
     return f"{group._module_fqn or 'the root'} (FSDP2{phase})"
-
-
-def _placements(placements: Iterable[Any]) -> str:
-    names = [repr(placement).removesuffix("()") for placement in placements]
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def in_use() -> bool:
@@ -148,23 +143,21 @@ def sharded_in(
     `flat_over` is what `flat` gave.
     """
     # Meshes beside each other are of experts or stages, of which no ranks hold one whole model.
-    found = [
-        (parameter, flat_over.get(id(parameter)) or _placed_over(parameter))
-        for parameter in parameters
-    ]
-    meshes = {ranks for _, ranks in found if ranks}
+    meshes: set[Ranks] = set()
+    sharded = []
+    for parameter in parameters:
+        ranks = flat_over.get(id(parameter), ())
+        mesh = getattr(parameter, "device_mesh", None)
+        placements = getattr(parameter, "placements", ())
+        if not ranks and mesh is not None and any(each.is_shard() for each in placements):
+            ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
+        if ranks:
+            meshes.add(ranks)
+            sharded.append(parameter)
     largest = max(meshes, key=len, default=())
     if any(not set(ranks) <= set(largest) for ranks in meshes):
         return (), []
-    return largest, [each for each, ranks in found if ranks]
-
-
-def _placed_over(parameter: Any) -> Ranks:
-    mesh = getattr(parameter, "device_mesh", None)
-    placements = getattr(parameter, "placements", ())
-    if mesh is None or not any(placement.is_shard() for placement in placements):
-        return ()
-    return tuple(sorted(mesh.mesh.flatten().tolist()))
+    return largest, sharded
 
 
 def flat(roots: Iterable[torch.nn.Module]) -> dict[int, Ranks]:
@@ -193,7 +186,18 @@ class Pending:
         ]
 
     def __bool__(self) -> bool:
-        return any(_is_pending(group) for ref in self._groups if (group := ref()) is not None)
+        # Where FSDP leaves unreduced gradients: of HSDP's outer all-reduce in the group, of
+        # parameters in another dtype than gradients in the accumulated ones, else in the gathered
+        # parameter's.
+        for group in (ref() for ref in self._groups):
+            if getattr(group, "_partial_reduce_output", None) is not None:
+                return True
+            for each in _ends(group):
+                gradient = getattr(getattr(each, "_unsharded_param", None), "grad", None)
+                accumulated = getattr(each, "unsharded_accumulated_grad", None)
+                if gradient is not None or accumulated is not None:
+                    return True
+        return False
 
 
 def _groups() -> Iterator[Any]:
@@ -250,36 +254,21 @@ def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]
     with contextlib.suppress(*_CHANGED):
         mesh = tensor.device_mesh
         names = tuple(mesh.mesh_dim_names or ())
-        placements = tuple(map(_placement, tensor.placements))
+        # ``Shard(0)``, ``Replicate``; ``Shard(0) strided`` where FSDP2 shards a shard.
+        placements = tuple(
+            f"Shard({each.dim})" + " strided" * hasattr(each, "split_factor")
+            if each.is_shard() or hasattr(each, "split_factor")
+            else repr(each).removesuffix("()")
+            for each in tensor.placements
+        )
         return placements, names, tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
     return (), (), (), ()
-
-
-def _placement(placement: Any) -> str:
-    """``Shard(0)``, ``Replicate``; ``Shard(0) strided`` where FSDP2 shards a shard."""
-    if not placement.is_shard() and not hasattr(placement, "split_factor"):
-        return repr(placement).removesuffix("()")
-    return f"Shard({placement.dim})" + " strided" * hasattr(placement, "split_factor")
 
 
 def _ends(group: Any) -> list[Any]:
     """The first and the last parameter: all of a group are treated the same."""
     parameters = list(getattr(group, "fsdp_params", ()))
     return parameters[:1] + parameters[1:][-1:]
-
-
-def _is_pending(group: Any) -> bool:
-    # Where FSDP leaves unreduced gradients: of HSDP's outer all-reduce in the group, of parameters
-    # in another dtype than gradients in the accumulated ones, else in the gathered parameter's.
-    if getattr(group, "_partial_reduce_output", None) is not None:
-        return True
-    for each in _ends(group):
-        whole = getattr(each, "_unsharded_param", None)
-        if getattr(each, "unsharded_accumulated_grad", None) is not None:
-            return True
-        if whole is not None and whole.grad is not None:
-            return True
-    return False
 
 
 # -- meshes ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ and nothing of the user's runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -34,38 +34,43 @@ class Held:
 
     def parameters(self) -> model.HeldParameters:
         """The parameters of all models, those of one model one after another."""
-        found = [held for root in roots() for held in self._of(root)]
+        # The variable of a model is a global one, else one of a function that the main thread runs,
+        # the outermost first.
+        spaces = [self._names.get()]
+        for outer in reversed([*islice(chain(main_frame()), 64)]):
+            with contextlib.suppress(RuntimeError):
+                spaces.append(dict(outer.f_locals))
+        found: list[model.HeldParameter] = []
+        for root in roots():
+            name, wrapper = variable_of(root, spaces) or type(root).__name__, ""
+            group: tuple[int, ...] = ()
+            if isinstance(root, DistributedDataParallel):
+                wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
+            for parameter, tensor, unit in _parameters(root):
+                local = getattr(tensor, "_local_tensor", tensor)
+                held = model.HeldParameter(
+                    name,
+                    parameter.removeprefix(_WRAPPED) if wrapper else parameter,
+                    tuple(map(int, tensor.shape)),
+                    str(tensor.dtype).removeprefix("torch."),
+                    local.numel() * local.element_size(),
+                    tensor.numel() * tensor.element_size(),
+                    *fsdp_private.spec(tensor),
+                    "FSDP2" if unit is not None else wrapper,
+                    unit.gathers if unit is not None else (),
+                    unit.group if unit is not None else group,
+                )
+                found.append(held)
         return model.HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
 
-    def _of(self, root: torch.nn.Module) -> Iterator[model.HeldParameter]:
-        name, wrapper = self._name(root), ""
-        group: tuple[int, ...] = ()
-        if isinstance(root, DistributedDataParallel):
-            wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
-        for parameter, tensor, unit in _parameters(root):
-            placements, dimensions, shape, mesh = fsdp_private.spec(tensor)
-            yield model.HeldParameter(
-                name,
-                parameter.removeprefix(_WRAPPED) if wrapper else parameter,
-                tuple(int(n) for n in tensor.shape),
-                str(tensor.dtype).removeprefix("torch."),
-                *_bytes(tensor),
-                placements,
-                dimensions,
-                shape,
-                mesh,
-                "FSDP2" if unit is not None else wrapper,
-                unit.gathers if unit is not None else (),
-                unit.group if unit is not None else group,
-            )
 
-    def _name(self, root: torch.nn.Module) -> str:
-        """The variable of the model: a global one, else one of a running function."""
-        for variables in (self._names.get(), *_locals()):
-            for name, value in list(variables.items()):
-                if value is root and not name.startswith("_"):
-                    return name
-        return type(root).__name__
+def variable_of(value: object, spaces: Iterable[Mapping[str, Any]]) -> str:
+    """Return the name of the first of these variables that has `value`; empty without one."""
+    for variables in spaces:
+        for name, other in list(variables.items()):
+            if other is value and not name.startswith("_"):
+                return name
+    return ""
 
 
 def _parameters(
@@ -83,13 +88,6 @@ def _parameters(
                 yield (f"{prefix}.{name}" if prefix else name), tensor, unit
 
 
-def _locals() -> Iterator[Mapping[str, Any]]:
-    """The variables of the main thread's functions, the outermost first."""
-    for outer in reversed([*islice(chain(main_frame()), 64)]):
-        with contextlib.suppress(RuntimeError):
-            yield dict(outer.f_locals)
-
-
 def roots() -> list[torch.nn.Module]:
     """Modules with parameters that no other module contains."""
     modules = objects_of(torch.nn.Module)
@@ -97,9 +95,3 @@ def roots() -> list[torch.nn.Module]:
     children = {id(part) for each in parts for part in each.values()}
     roots = [module for module in modules if id(module) not in children]
     return [root for root in roots if next(root.parameters(), None) is not None]
-
-
-def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes on this rank, and those of the whole tensor."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    return local.numel() * local.element_size(), tensor.numel() * tensor.element_size()

@@ -50,7 +50,7 @@ class TrainingHooks(Component):
     marks: StepMarks
 
     def __post_init__(self) -> None:
-        self._patches = Patches(self._off, self._disable)
+        self._patches = Patches(self._off, self.tracker.disable)
 
     def attach(self) -> None:
         """Count everything from now on."""
@@ -75,7 +75,17 @@ class TrainingHooks(Component):
                 lambda *_call: mark(step_marks.LOADING),
                 lambda *_call: mark(step_marks.LOADED),
             )
-        self._forget_what_goes()
+        # `weakref.finalize` would call when the object is gone, and what is kept of it is read from
+        # it.
+        if not hasattr(DistributedDataParallel, "__del__"):
+            about_to_go, is_finalizing = self._about_to_go, sys.is_finalizing
+
+            def __del__(self: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
+                # Python clears modules, ours too, and tensors: torch aborts if they are used then.
+                if not is_finalizing():
+                    about_to_go(self)
+
+            DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
         self.observer.on_bucket = self._patches.contained(self._bucket)
         self._bypassed = self._patches.contained(self._look_at_bypass)
         tracker.split.trains = samplers.forward
@@ -86,12 +96,9 @@ class TrainingHooks(Component):
 
     def run_ends(self) -> None:
         """End an evaluation that the run ended with."""
-        self._patches.contained(self._end)()
-
-    def _end(self) -> None:
-        self.tracker.split.take_out()
+        self._patches.contained(self.tracker.split.take_out)()
         for replica in self.tracker.replicas.values():
-            replica.moments.backward()
+            self._patches.contained(replica.moments.backward)()
 
     def run_begins(self, run: Run) -> None:
         """Forget the counts of the last run."""
@@ -137,10 +144,6 @@ class TrainingHooks(Component):
         return tuple(left)
 
     # -- failing, and being off ------------------------------------------------------------
-
-    def _disable(self, error: Exception) -> None:
-        self.tracker.disable(error)
-        self.observer.on_bucket = lambda args: None
 
     def _off(self) -> bool:
         # A compiler that traces through must not see the counters: it would compile them in.
@@ -201,7 +204,9 @@ class TrainingHooks(Component):
         if replica is None or tracker.broken:  # the hook asks the compiler itself
             return
         if torch.is_grad_enabled():
-            tracker.bypass(replica)
+            # It may come through the wrapper.
+            if not replica.inside and replica.ref() is not None:
+                replica.bypass()
             self.marks.mark(step_marks.INNER)
         elif not replica.inside:
             current = self.samplers.current
@@ -255,21 +260,6 @@ class TrainingHooks(Component):
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
             self.tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
-
-    # -- DDP objects that go ---------------------------------------------------------------
-
-    def _forget_what_goes(self) -> None:
-        # `weakref.finalize` would call when the object is gone, and what is kept of it is read from
-        # it.
-        if not hasattr(DistributedDataParallel, "__del__"):
-            about_to_go, is_finalizing = self._about_to_go, sys.is_finalizing
-
-            def __del__(self: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
-                # Python clears modules, ours too, and tensors: torch aborts if they are used then.
-                if not is_finalizing():
-                    about_to_go(self)
-
-            DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is about to be deleted: a script's objects are gone when it is over."""

@@ -27,9 +27,10 @@ _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 def part_of(frame: FrameType | None) -> model.PipelinePart | None:
     """This rank's part in the pipeline whose schedule is on these frames; None without one."""
     for outer in islice(chain(frame), 24):
-        if outer.f_globals.get("__name__") == SCHEDULES_MODULE:
-            with contextlib.suppress(*_CHANGED):
-                return _part(outer.f_locals["self"])
+        if outer.f_globals.get("__name__") != SCHEDULES_MODULE:
+            continue
+        with contextlib.suppress(*_CHANGED):
+            return _part(outer.f_locals["self"])
     return None
 
 
@@ -52,26 +53,21 @@ def _part(schedule: Any) -> model.PipelinePart:
 def micro_batches(frames: Iterable[FrameType]) -> tuple[int | None, int | None]:
     """The micro-batches whose forward and backward these frames run; None without one."""
     for frame in frames:
-        if frame.f_globals.get("__name__") == SCHEDULES_MODULE:
-            with contextlib.suppress(*_CHANGED):
-                found = _micro_batches(frame.f_code.co_name, frame.f_locals)
-                if found is not None:
-                    return found
+        of_schedule = frame.f_globals.get("__name__") == SCHEDULES_MODULE
+        if not of_schedule or frame.f_code.co_name not in ("_perform_action", "_step_microbatches"):
+            continue
+        values = frame.f_locals
+        with contextlib.suppress(*_CHANGED):
+            if "action" in values:  # of schedules that are lists of actions
+                action = values["action"]
+                index = action.microbatch_index
+                forward = str(action.computation_type).endswith("F")
+                return (index, None) if forward else (None, index)
+            if "fwd_mb_index" in values:  # 1F1B
+                return values["fwd_mb_index"], values["bwd_mb_index"]
+            index = values.get("i")
+            return (None, index) if "bwd_sends_to_wait" in values else (index, None)
     return None, None
-
-
-def _micro_batches(function: str, values: dict[str, Any]) -> tuple[int | None, int | None] | None:
-    if function not in ("_perform_action", "_step_microbatches"):
-        return None
-    if "action" in values:  # of schedules that are lists of actions
-        action = values["action"]
-        index = action.microbatch_index
-        forward = str(action.computation_type).endswith("F")
-        return (index, None) if forward else (None, index)
-    if "fwd_mb_index" in values:  # 1F1B
-        return values["fwd_mb_index"], values["bwd_mb_index"]
-    index = values.get("i")
-    return (None, index) if "bwd_sends_to_wait" in values else (index, None)
 
 
 class Pipelines(Component):

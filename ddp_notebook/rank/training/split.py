@@ -95,22 +95,21 @@ class Split:
         if part is not None or self._seen > 2000:
             return  # no kind of these calls is known: they come here each time
         with contextlib.suppress(*_CHANGED):
-            self._see(list(islice(chain(frame), 200)), method, args, ranks)
-
-    def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
-        # Told apart by modules on the stack: DTensor's own code redistributes as its placements
-        # say, FSDP's reduces gradients, and only what is neither can be a sum of the user's own.
-        modules = [str(frame.f_globals.get("__name__", "")) for frame in stack]
-        placed = any(module.startswith(_TENSOR) for module in modules)
-        ours = not any(module.startswith((_TENSOR, _SHARDED)) for module in modules)
-        ours = ours and method == "allreduce" and len(self._sums) < 16
-        if ours and args[0][0].dim() > 1 and any(map(_is_of_function, stack)):
-            self._sums[ranks] = None
-        # The outermost module: it is the model.
-        for caller, name in zip(reversed(stack), reversed(modules), strict=True):
-            if name == _MODULE and caller.f_code.co_name == torch_private.CALL_OF_MODULE:
-                self._root(caller.f_locals["self"], placed, caller.f_back)
-                break
+            stack = list(islice(chain(frame), 200))
+            # Told apart by modules on the stack: DTensor's own code redistributes as its placements
+            # say, FSDP's reduces gradients, and only what is neither can be a sum of the user's
+            # own.
+            modules = [str(outer.f_globals.get("__name__", "")) for outer in stack]
+            placed = any(module.startswith(_TENSOR) for module in modules)
+            own = not placed and not any(module.startswith(_SHARDED) for module in modules)
+            own = own and method == "allreduce" and len(self._sums) < 16
+            if own and args[0][0].dim() > 1 and any(map(_is_of_function, stack)):
+                self._sums[ranks] = None
+            # The outermost module: it is the model.
+            for caller, name in zip(reversed(stack), reversed(modules), strict=True):
+                if name == _MODULE and caller.f_code.co_name == torch_private.CALL_OF_MODULE:
+                    self._root(caller.f_locals["self"], placed, caller.f_back)
+                    break
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(torch_private.is_compiled(part) for part in module.modules()):
@@ -194,8 +193,7 @@ class Split:
         """Return what other ranks have too of an optimizer that is about to step."""
         with contextlib.suppress(*_CHANGED):
             if self._sums and not self._roots:  # only backwards communicate: no frame names a model
-                groups = optimizer.param_groups
-                trained = {id(parameter) for group in groups for parameter in group["params"]}
+                trained = {id(each) for _, each in digests.named(optimizer.param_groups)}
                 for module in held.roots():
                     if any(id(parameter) in trained for parameter in module.parameters()):
                         self._root(module, placed=False)

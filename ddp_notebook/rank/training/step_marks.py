@@ -16,18 +16,7 @@ from pathlib import Path
 from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites
 
-(
-    LOADING,
-    LOADED,
-    FORWARD,
-    INNER,
-    FORWARDED,
-    BACKWARD,
-    BUCKET,
-    REDUCED,
-    STEP,
-    STEPPED,
-) = range(10)
+LOADING, LOADED, FORWARD, INNER, FORWARDED, BACKWARD, BUCKET, REDUCED, STEP, STEPPED = range(10)
 """A DataLoader is asked for a batch and has given it; the forward of a DDP object begins, the one
 of its module begins, and it is over; a backward begins, hands over a bucket, and is over; an
 optimizer begins its step and has made it."""
@@ -94,12 +83,21 @@ class StepMarks:
 
     def mark(self, kind: int, number: int = 0) -> None:
         """Mark that a part begins now. Only the first thread that marks is recorded."""
-        if self._on and (_this_thread() == self._thread or self._adopt()):
-            self._write(kind, number, _now_ns(), self._queued_ns(kind))
-            # Of so many marks the first have the user's line looked up: it may be another loop by
-            # now.
-            if self.written % 512 < 12 or kind not in self.places:
-                self.places[kind] = self._users_line()
+        if not self._on:
+            return
+        if _this_thread() != self._thread:
+            if self._thread:
+                return
+            self._thread, self._judged_ns = _this_thread(), _now_ns()
+            if not self._ring:
+                self._ring = bytearray(_BYTES)
+            if self._queue is not None:
+                self._queue.close()
+            self._queue = RunQueue()
+        self._write(kind, number, _now_ns(), self._queued_ns(kind))
+        # Of so many marks the first have the user's line looked up: it may be another loop by now.
+        if self.written % 512 < 12 or kind not in self.places:
+            self.places[kind] = self._users_line()
 
     def bucket(self) -> None:
         """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""
@@ -153,14 +151,3 @@ class StepMarks:
             what, at_ns, waited_ns = _MARK.unpack_from(ring, number % _MOST * _MARK.size)
             found.append((what & 0xFF, what >> 8, at_ns, waited_ns))
         return found
-
-    def _adopt(self) -> bool:
-        if self._thread:
-            return False
-        self._thread, self._judged_ns = _this_thread(), _now_ns()
-        if not self._ring:
-            self._ring = bytearray(_BYTES)
-        if self._queue is not None:
-            self._queue.close()
-        self._queue = RunQueue()
-        return True

@@ -37,10 +37,7 @@ _OWN = {
     step_marks.STEPPED: StepPart.LOOP,
 }
 """The part of the step that a mark of each kind begins."""
-_WAITS = {
-    (step_marks.BUCKET, step_marks.REDUCED),
-    (step_marks.FORWARD, step_marks.INNER),
-}
+_WAITS = {(step_marks.BUCKET, step_marks.REDUCED), (step_marks.FORWARD, step_marks.INNER)}
 """Between two such marks DDP waits for the others: for gradients, or for rank 0's buffers."""
 _LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 """Between two such marks are steps that were not marked."""
@@ -68,11 +65,14 @@ class StepTimer:
             for kind, place in list(self.marks.places.items())
             if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
         }
+        # The cores that the main thread may use: affinity is each thread's own.
+        known = hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(os.getpid())) if known else ()
         return StepTimes(
             self.rank,
             self.observer.run,
             socket.gethostname(),
-            _cores(),
+            tuple(cores),
             key,
             tuple(rows),
             places,
@@ -90,12 +90,6 @@ class StepTimer:
         if not shapes or not groups or any(optimizer.on_device for optimizer in stepped):
             return ""
         return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
-
-
-def _cores() -> tuple[int, ...]:
-    """The cores that the main thread may use: affinity is each thread's own."""
-    known = hasattr(os, "sched_getaffinity")
-    return tuple(sorted(os.sched_getaffinity(os.getpid()))) if known else ()
 
 
 def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[TimedStep]:

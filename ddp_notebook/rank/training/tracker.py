@@ -74,8 +74,7 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     """Sixteen values at most, evenly spread; empty if they cannot be read."""
     if parameter is None or not _is_plain(parameter):
         return ()
-    flat = parameter.detach().view(-1)
-    return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())
+    return tuple(digests.spread(parameter.detach(), 16))
 
 
 class _Loaded:
@@ -299,22 +298,15 @@ class Gradients:
         return pending
 
     def _values(self) -> list[list[float]]:
-        return [
-            _few_values(parameter.grad) if (parameter := ref()) is not None else []
-            for ref in self._some
-        ]
-
-
-def _few_values(gradient: Any) -> list[float]:
-    """Eight values at most, evenly spread; empty if they cannot be read without waiting."""
-    local = fsdp_private.local_part(gradient) if gradient is not None else None
-    if local is None or local.layout is not torch.strided or not local.is_contiguous():
-        return []
-    if not gpu.is_readable(local):
-        return []
-    flat = local.view(-1)
-    values: list[float] = flat[:: max(1, flat.numel() // 8)][:8].tolist()
-    return values
+        """Of each gradient eight values at most; none if it cannot be read without waiting."""
+        values: list[list[float]] = []
+        for ref in self._some:
+            gradient = parameter.grad if (parameter := ref()) is not None else None
+            local = fsdp_private.local_part(gradient) if gradient is not None else None
+            values.append([])
+            if local is not None and local.layout is torch.strided and local.is_contiguous():
+                values[-1] = digests.spread(local, 8)
+        return values
 
 
 def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:
@@ -331,11 +323,6 @@ def _factor(before: list[list[float]], after: list[list[float]]) -> float | None
     low, high = min(ratios), max(ratios)
     alike = high - low <= 1e-4 * max(abs(low), abs(high))  # False for what is not a number
     return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
-
-
-def _has_no_gradient(groups: Any) -> bool:
-    """Return whether no parameter has one. Nearly always the first has, and ends the search."""
-    return all(each.grad is None for group in groups for each in group["params"])
 
 
 class TrackedOptimizer(_Loaded):
@@ -392,7 +379,8 @@ class TrackedOptimizer(_Loaded):
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to make a step."""
         groups, split = optimizer.param_groups, self._tracker.split
-        self.idle_steps += _has_no_gradient(groups)
+        # Nearly always the first parameter has a gradient, and ends the search.
+        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
                 self._begin_with(groups)
@@ -443,7 +431,15 @@ class TrackedOptimizer(_Loaded):
     def _look_for_idle(self) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self._looks += 1
-        self.idle = [ref for ref in self.idle if self._is_idle(ref)]
+        idle = []
+        for ref in self.idle:
+            parameter = ref()
+            if parameter is not None and (
+                parameter.grad is None
+                or self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
+            ):
+                idle.append(ref)
+        self.idle = idle
         if self._looks == _STEPS_TO_BE_IDLE:
             held = set().union(*(each.holds() for each in self._tracker.optimizers.values()))
             self.unheld = self._held_by_none(held)[:MOST_NAMES]
@@ -494,12 +490,6 @@ class TrackedOptimizer(_Loaded):
         left = ((number, _some_values(each.grad)) for number, each in found if each is not None)
         self._left_gradients = {number: values for number, values in left if values}
 
-    def _is_idle(self, ref: weakref.ref[torch.Tensor]) -> bool:
-        parameter = ref()
-        if parameter is None or parameter.grad is None:
-            return parameter is not None
-        return self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
-
     def holds(self) -> set[int]:
         """The ids of the optimizer's parameters."""
         optimizer = self.ref()
@@ -527,13 +517,6 @@ class TrackedOptimizer(_Loaded):
 # -- all of them -----------------------------------------------------------------------
 
 
-def _value_of(loss: Any) -> float | None:
-    """Return the value of a loss; None on a device, where to read it would wait, and for others."""
-    if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1:
-        return float(loss.item())
-    return None
-
-
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
 
@@ -551,16 +534,13 @@ class Tracker:
         self.gone: list[Replica] = []
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
-        self.backwards = 0
         self._watched: list[Gradients] = []
         """Those of the optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self._buckets = self._small_buckets = 0
         """Of the last backward, or of that which is under way."""
-        self.nan_backward: int | None = None
-        self.nan_what = ""
-        self.nan_place: Place | None = None
+        self.begin()
 
     def begin(self) -> None:
         """A cell or a script begins: forget deleted objects, and count the others again."""
@@ -572,8 +552,10 @@ class Tracker:
             replica.begin()
         for stepped in self.optimizers.values():
             stepped.begin()
-        self.backwards, self.nan_backward, self.nan_what = 0, None, ""
-        self.nan_place = None
+        self.backwards = 0
+        self.nan_backward: int | None = None
+        self.nan_what = ""
+        self.nan_place: Place | None = None
         self.split.begin()
 
     def disable(self, error: BaseException) -> None:
@@ -593,7 +575,7 @@ class Tracker:
         if len(self.replicas) >= _MOST:
             self.replicas.pop(next(iter(self.replicas)))
         found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self.call_sites)
-        self.modules[id(found.module())] = found
+        self.modules = {id(r.module()): r for r in self.replicas.values()}
         return found
 
     def _archive(self, replica: Replica) -> None:
@@ -613,11 +595,6 @@ class Tracker:
         replica = self.modules.get(id(module))
         return replica if replica is not None and replica.module() is module else None
 
-    def bypass(self, replica: Replica) -> None:
-        """A forward of the module inside begins; it may come through the wrapper."""
-        if not replica.inside and replica.ref() is not None:
-            replica.bypass()
-
     def backward(self, loss: Any) -> None:
         """A backward of `loss` begins."""
         # In each backward of the user's: cheap things first, and nothing that waits for a device.
@@ -632,10 +609,12 @@ class Tracker:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
-        value = _value_of(loss)
+        value = None
+        if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1:
+            value = float(loss.item())
+            if self.nan_backward is None and not math.isfinite(value):
+                self._is_bad(number, "the loss")
         self.split.backward(number, value)
-        if value is not None and self.nan_backward is None and not math.isfinite(value):
-            self._is_bad(number, "the loss")
 
     def backward_over(self) -> None:
         """A backward has ended well."""

@@ -1,0 +1,175 @@
+"""Error texts of torch, gloo, NCCL and torchrun: what each means, and what can have caused it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_notebook.diagnosis import pages
+from ddp_notebook.diagnosis.setup.torch_errors import MEANINGS
+from ddp_notebook.model import Category, cut
+
+_C = Category
+
+
+@dataclass(frozen=True, slots=True)
+class _SeveralCauses:
+    """A text that says what happened to the rank that prints it, and not why."""
+
+    pattern: re.Pattern[str]
+    means: str
+    causes: tuple[Category, ...]
+
+
+def _several(pattern: str, means: str, *causes: Category) -> _SeveralCauses:
+    return _SeveralCauses(re.compile(pattern, re.IGNORECASE), means, causes)
+
+
+_PARTED = (
+    _C.CONDITIONAL_COLLECTIVE,
+    _C.DIVERGENT_CONTROL_FLOW,
+    _C.UNEVEN_INPUTS,
+    _C.EXCEPTION_ON_ONE_RANK,
+    _C.RANK_DIED,
+    _C.STRAGGLER,
+)
+# The texts are those that people quote: pytorch/pytorch#118369, verl-project/verl#1158,
+# hiyouga/LLaMA-Factory#7396, snowflakedb/ArcticTraining#219.
+_TEXTS = (
+    _several(
+        r"Watchdog caught collective operation timeout"
+        r"|Timed out waiting \d+ms for (?:recv|send)\w* operation",
+        "The rank that prints this waited: another rank did not join the collective within the "
+        "group's timeout (30 minutes, with NCCL 10).",
+        *_PARTED,
+    ),
+    _several(
+        r"watchdog got stuck for \d+|heartbeat monitor",
+        "The thread of NCCL that watches collectives was blocked itself, most often by a call of "
+        "CUDA behind a collective that hangs.",
+        *_PARTED,
+    ),
+    _several(
+        r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Socket closed"
+        r"|failed to recv, got 0 bytes|ncclRemoteError",
+        "The rank that prints this lost its connection: another rank, or its process group, ended "
+        "first.",
+        _C.EXCEPTION_ON_ONE_RANK,
+        _C.RANK_DIED,
+        _C.EARLY_EXIT,
+        _C.STORE_GONE,
+    ),
+    _several(
+        r"\d+/\d+ clients joined|client socket has timed out|RendezvousTimeoutError"
+        r"|RendezvousConnectionError|Socket Timeout",
+        "The rank that prints this did not find the others, or the process behind MASTER_ADDR and "
+        "MASTER_PORT, in time.",
+        _C.MISSING_RANK,
+        _C.UNREACHABLE_MASTER,
+        _C.ENV_MISMATCH,
+        _C.WORLD_SIZE_MISMATCH,
+        _C.FIREWALL,
+    ),
+    _several(
+        r"wait timeout after \d+ms, keys",
+        "The rank that prints this waited for a key that another rank was to set in the store.",
+        _C.MISSING_RANK,
+        _C.DUPLICATE_RANK,
+        _C.UNSET_KEY,
+    ),
+    _several(
+        r"failed to pass monitoredBarrier|monitoredBarrier.*timed out",
+        "The ranks that it names did not reach the barrier in time.",
+        *_PARTED,
+    ),
+    _several(
+        r"Detected mismatch between collectives on ranks",
+        "Ranks called different collectives, or with tensors that do not match: the text shows "
+        "both.",
+        _C.MISMATCHED_ORDER,
+        _C.SHAPE_MISMATCH,
+        _C.DTYPE_MISMATCH,
+        _C.OP_MISMATCH,
+        _C.CONDITIONAL_COLLECTIVE,
+    ),
+    _several(
+        r"ChildFailedError|exit ?code\s*:? *-\d+",
+        "torchrun reports the rank whose process ended first, and that need not be the cause. Exit "
+        "code -9 is SIGKILL, which the kernel sends when memory runs out.",
+        _C.EXCEPTION_ON_ONE_RANK,
+        _C.RANK_DIED,
+        _C.OOM_ON_ONE_RANK,
+    ),
+    _several(
+        r"SignalException|closing signal SIG\w+|got signal: \d+",
+        "torchrun itself was ended by a signal, and ended the ranks: SIGHUP (1) when its terminal "
+        "closed, SIGTERM (15) from a scheduler. No rank is at fault.",
+    ),
+    _several(
+        r"destroy_process_group\(\) was not called",
+        "A warning: the process ended with its group open.",
+        _C.MISSING_DESTROY,
+    ),
+    _several(
+        r"Default process group has not been initialized",
+        "A collective was called before init_process_group, or after destroy_process_group.",
+    ),
+    _several(
+        r"ncclUnhandledCudaError|unhandled cuda error",
+        "A call of CUDA failed inside NCCL: the first error of CUDA on that rank says why.",
+        _C.EXCEPTION_ON_ONE_RANK,
+        _C.OOM_ON_ONE_RANK,
+        _C.GPU_MAPPING,
+    ),
+)
+
+
+def explain(text: str) -> str | None:
+    """Return what the category or the error texts in `text` mean; None if nothing is known."""
+    word = text.strip()
+    if word in {category.value for category in Category}:
+        return pages.text(Category(word))
+    found = list(dict.fromkeys([*_of_one_cause(text), *_of_several(text)]))
+    return "\n\n".join(found) if found else None
+
+
+def near(word: str) -> list[str]:
+    """Return the categories whose names are nearly `word`."""
+    return difflib.get_close_matches(word.strip(), [category.value for category in Category], 3)
+
+
+def _of_one_cause(text: str) -> Iterator[str]:
+    for meaning in MEANINGS:
+        if match := meaning.pattern.search(text):
+            group = next((group for group in match.groups() if group), "")
+            yield (
+                f"{_quoted(match)}  [{meaning.category.value}]\n"
+                f"  {_sentence(meaning.cause.format(group))}\n"
+                f"  fix: {_sentence(meaning.remedy.format(group))}"
+            )
+
+
+def _of_several(text: str) -> Iterator[str]:
+    for known in _TEXTS:
+        if match := known.pattern.search(text):
+            lines = [_quoted(match), f"  {known.means}"]
+            if len(known.causes) > 1:
+                names = ", ".join(category.value for category in known.causes)
+                lines += [
+                    "  Look first at the rank that printed nothing, or something else.",
+                    f"  Possible causes: {names}",
+                    "  Which one it is: ddp-notebook why LOGS, or run it under %ddp_run",
+                ]
+            elif known.causes:
+                lines.append(f"  More: ddp-notebook explain {known.causes[0].value}")
+            yield "\n".join(lines)
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return f"«{cut(' '.join(match[0].split()), 80)}»"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -1,0 +1,145 @@
+"""Ranks whose collectives return at once, as NCCL's do, and end later, on what stands for a GPU.
+
+There is no GPU here. The works are gloo's: `wait` only queues them, a value is read by a call in C
+that returns when all that is queued is done, and the GPU works while one of them is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from results import last_values, texts
+from support import eventually, stuck
+
+from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
+from ddp_notebook.model import Activity, Category, Status
+from ddp_notebook.session import Session
+
+pytestmark = pytest.mark.timeout(60)
+
+LAZY = """\
+import functools, os, threading
+from ddp_notebook.rank import gpu
+from torch.distributed import distributed_c10d
+
+stream = []
+def wait(work, timeout=None):
+    stream.append(work)
+    return True
+dist.Work.wait = wait
+gpu.in_use = lambda: True
+gpu.is_working = lambda: not all(work.is_completed() for work in stream)
+distributed_c10d._get_default_group().ddp_notebook_group.waits = False
+
+class Value:
+    def __init__(self, tensor):
+        self.tensor = tensor
+    @property
+    def item(self):
+        there, done = os.pipe()
+        def tell():
+            while gpu.is_working():
+                threading.Event().wait(0.01)
+            os.write(done, b"x" * 8)
+        threading.Thread(target=tell, daemon=True).start()
+        return functools.partial(os.read, there, 8)
+x = torch.ones(4)
+"""
+
+
+@pytest.fixture
+def lazy(ranks3: Session) -> Iterator[Any]:
+    """Three such ranks; afterwards they are ordinary ones again."""
+    assert ranks3.run_cell(LAZY).error is None
+    yield ranks3
+    if not ranks3.record.snapshot.ready:
+        ranks3.abort()
+    ranks3.restart()
+
+
+def test_a_cell_ends_when_the_gpu_does(lazy: Session) -> None:
+    """Each rank has issued all of it at once, and the last one comes late to the collective."""
+    result = lazy.run_cell(
+        "import hashlib\n"
+        "if rank == 2:\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 1_500_000)\n"
+        "dist.all_reduce(x)"
+    )
+    assert result.error is None and result.diagnosis is None
+    assert last_values(lazy, "gpu.is_working(), x.tolist()") == {
+        (0, 1, 2): "(False, [3.0, 3.0, 3.0, 3.0])"
+    }
+
+
+@pytest.mark.parametrize("reads", ["pass", "Value(x).item()"], ids=["unread", "read"])
+def test_what_some_never_issue_is_a_hang_whether_or_not_a_value_is_read(
+    lazy: Session, reads: str
+) -> None:
+    began_s = time.monotonic()
+    found = stuck(lazy, f"if rank == 0:\n    dist.all_reduce(x)\n    {reads}\nmine = rank + 5")
+    took_s = time.monotonic() - began_s
+    [finding] = found.findings
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert took_s < 30, "the time of a machine with other work"
+    assert lazy.where().stack(0).doing.activity is Activity.WAITING
+    lazy.abort()
+    assert last_values(lazy, "mine if rank else x.numel()", ranks=(1, 2)) == {
+        (1,): "6",
+        (2,): "7",
+    }
+    assert lazy.record.snapshot.ready
+
+
+def test_a_model_that_trains_so_trains_as_ever(lazy: Session) -> None:
+    result = lazy.run_cell(
+        "torch.manual_seed(0)\n"
+        "model = DDP(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(2, 4) * (rank + step)).mean().backward()\n"
+        "    optimizer.step()\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "print(round(sum(p.sum().item() for p in model.parameters()), 5))"
+    )
+    assert result.error is None
+    assert result.diagnosis is None or not result.diagnosis.findings
+    assert len({group.ranks for group in result.outputs}) == 1, texts(result)
+
+
+def test_the_wait_for_the_gpu_at_the_end_of_a_cell_can_be_interrupted(lazy: Session) -> None:
+    """With the ranks that wait in it shown as such, and their variables kept."""
+    source = "kept = 1\nif rank == 0:\n    dist.all_reduce(x)"
+    lazy.run_cell(source, wait="forever", detach=True)
+    rank = lambda: lazy.record.snapshot.ranks[0]  # noqa: E731
+    eventually(lambda: "the GPU works" in rank().doing, 10, "rank 0's wait for its GPU")
+    assert rank().status is Status.RUNNING
+    current = lazy.runs.current
+    assert current is not None
+    current.stop()
+    result = lazy.wait()
+    assert isinstance(result.error, CellInterrupted)
+    # The GPU hangs as before: whatever is issued next would wait behind that.
+    refused = lazy.run_cell("again = 1")
+    assert isinstance(refused.error, CellFailed) and refused.error.ranks == (0,)
+    assert "collective of an earlier cell" in str(refused.error)
+    assert "%ddp_abort" in str(refused.error)
+    lazy.abort()
+    assert last_values(lazy, "kept") == {(0, 1, 2): "1"}
+
+
+def test_a_script_ends_when_the_gpu_does(ranks3: Session, tmp_path: Path) -> None:
+    script = tmp_path / "lazily.py"
+    begin = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    script.write_text(f"{begin}{LAZY}if dist.get_rank() == 0:\n    dist.all_reduce(x)\n")
+    result = ranks3.run_script(str(script))
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None
+    [finding] = result.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    ranks3.abort()
+    script.write_text(f"{begin}{LAZY}dist.all_reduce(x)\nprint(gpu.is_working())\n")
+    assert ranks3.run_script(str(script)).error is None
