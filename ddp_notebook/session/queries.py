@@ -67,9 +67,8 @@ def ask(
     """Call ranks, all with the same request.
 
     Returns when all have answered; `OTHERS_GRACE_S` after one died, failed or was stopped, which
-    counts as a failure; or when the
-    user interrupts or `cancelled` returns True: then the ranks are interrupted and have
-    `interrupt_grace_s` to answer. Raises SessionLost.
+    counts as a failure; or when the user interrupts or `cancelled` returns True: then the ranks are
+    interrupted and have `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, call, lambda _: request)

@@ -124,7 +124,7 @@ def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
         # Steps that are not over end, too, such as of ranks in a collective that waits for others.
         _move(run, tuple(rank for rank in run.pending if rank not in ranks), calls.Move(How.END))
     question = calls.RESUME if wanted.to == END else calls.STEP
-    asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
+    asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S)
     return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
@@ -133,8 +133,7 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
 
     They do not say themselves that they have left: it is known here first.
     """
-    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S) if ranks else {}
-    answers = answered(asked)
+    answers = answered(run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S))
     now_ns = time.monotonic_ns()
     left = [
         LineLeft(rank=rank, cell=run.cell, stop=answer.stop, heard_ns=now_ns)

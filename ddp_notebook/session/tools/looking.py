@@ -150,12 +150,12 @@ class Looking:
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
         check_source(source, assign=assign)
-        if up is not None and up < 0:
+        up = self.up if up is None else up
+        if up < 0:
             raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
         alive = living(members, snapshot)
         # Only where all ranks evaluate it may an expression communicate: else it never ends.
         everywhere = {*self._paused()} >= {*range(snapshot.world_size)} == {*members}
-        up = self.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)
         answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
         silent = {rank: "does not answer" if rank in alive else "dead" for rank in members}
