@@ -133,7 +133,8 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
 
     They do not say themselves that they have left: it is known here first.
     """
-    answers = answered(run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S))
+    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
+    answers = answered(asked)
     now_ns = time.monotonic_ns()
     left = [
         LineLeft(rank=rank, cell=run.cell, stop=answer.stop, heard_ns=now_ns)
