@@ -331,6 +331,7 @@ class ScriptProcesses:
             self._fork_server.spawn(spec, exited, begun)
 
     def _begun(self, rank: int, pid: int) -> None:
+        # Before its end can be told: an end is of the process that is known to be this rank.
         with self._lock:
             self._pids[rank] = pid
         self._cluster.lend(rank, pid, questions_of(self._folder, rank))

@@ -283,6 +283,7 @@ class Processes:
         self.launch(tuple(rank for rank in everyone if rank not in ranks))
 
     def _begun(self, rank: int, pid: int) -> None:
+        # Before its end can be told, which the record would take for that of an earlier process.
         label, now_ns = self.devices.labels[rank], time.monotonic_ns()
         self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 

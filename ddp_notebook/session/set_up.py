@@ -74,11 +74,10 @@ class SetUp:
     @property
     def half_way(self) -> bool:
         """True when there are ranks whose setup is not complete."""
-        states = self._record.snapshot.ranks
-        return bool(states) and any(
+        return any(
             (s.stage is not Stage.VERIFIED and s.status is not Status.DEAD)
             or (s.status is Status.DEAD and s.stage in (None, Stage.LAUNCHED))
-            for s in states
+            for s in self._record.snapshot.ranks
         )
 
     @property
