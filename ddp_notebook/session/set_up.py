@@ -369,8 +369,8 @@ class SetUp:
         processes.end_script()
         survivors = tuple(rank for rank in self._everyone if rank not in members)
         in_stages = self._record.snapshot.with_status(Status.SETTING_UP, Status.PAUSED)
-        in_set_up = tuple(rank for rank in survivors if rank in in_stages)
-        paused = tuple(rank for rank in survivors if rank in self._runs.paused())
+        in_set_up = tuple(sorted({*survivors}.intersection(in_stages)))
+        paused = tuple(sorted({*survivors}.intersection(self._runs.paused())))
         with self._interrupted_in_words("%ddp_restart"):
             with self._unless_lost("%ddp_restart"), self._record.restarting(members):
                 self._runs.restarts(members)
