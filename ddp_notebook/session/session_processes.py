@@ -65,8 +65,8 @@ class StoreProcess(CalledProcess):
     ) -> None:
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
-        # Before the process is started: it may answer before its pid is known here. So the answer of
-        # every store is kept, and `_own_answer` picks the one of this pid.
+        # Before the process is started: it may answer before its pid is known here. So each store's
+        # answer is kept, and `_own_answer` picks the one of this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
