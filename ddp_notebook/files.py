@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +46,15 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def tail(path: Path, most_bytes: int = sys.maxsize, begin: int = 0) -> str:
+    """The last bytes of a file as text, from `begin` on; empty where it cannot be read."""
+    with contextlib.suppress(OSError), opened(path) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(begin, size - most_bytes))
+        return stream.read().decode("utf-8", "replace")
+    return ""
 
 
 def current_folder_is_gone() -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import plan_devices
-from ddp_notebook.model import Event, Ranks, RankSpawned
+from ddp_notebook.model import Event, Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.bring_up import BringUp
@@ -84,9 +85,15 @@ class FakeCluster:
     def start(self) -> None:
         """Nothing has to be started."""
 
-    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+    def launch(
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+        begun: Callable[[int], None],
+    ) -> None:
         """A process number, of no process."""
-        return 100_000 + rank
+        begun(100_000 + rank)
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """All ranks take calls at once."""
@@ -179,8 +186,7 @@ class FakeProcesses(Processes):
         """The ranks have processes at once, none of which exists."""
         self.launched.append(ranks)
         for rank in ranks:
-            spawned = RankSpawned(rank=rank, pid=self.cluster.launch(rank, {}, ()), device="cpu")
-            self.record.add((spawned,))
+            self.cluster.launch(rank, {}, (), partial(self._begun, rank))
 
     def store_address(self) -> tuple[str, int]:
         """An address where nothing listens."""

@@ -24,6 +24,7 @@ from typing import Any
 import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
+from ddp_notebook import files
 from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
@@ -82,16 +83,6 @@ _ASK_AGAIN_S = 10.0
 
 _CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake"
 """The function that `child.call` calls on a rank."""
-
-
-def _has_ipython_folder() -> bool:
-    """False where IPython cannot write its folder: each process would make one, and leave it."""
-    try:
-        own = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
-    except RuntimeError:  # no home
-        return False
-    folder = own if own.exists() else own.parent
-    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 class _NoAnswer(Future[Any]):
@@ -153,7 +144,7 @@ class IPyParallelCluster:
             uncan(can(None))
         argv = [f"--ip={own_loopback()}", *_CONTROLLER_ARGS]
         entry = "ddp_notebook.cluster.controller:controller"
-        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [])
+        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [], lambda pid: None)
         # Before any engine is started: the hub publishes registrations once.
         self._client = self._connected()
         check_private_api(self._client)
@@ -165,6 +156,7 @@ class IPyParallelCluster:
         argv: Sequence[str],
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
+        begun: Callable[[int], None],
     ) -> int:
         """Start a child that calls `entry` with ipyparallel's arguments; return its pid.
 
@@ -173,7 +165,13 @@ class IPyParallelCluster:
         cwd = str(Path.cwd())
         # By these variables ipyparallel finds its files, whichever part of it a child becomes.
         found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
-        if not _has_ipython_folder():
+        try:
+            own = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
+            there = own if own.exists() else own.parent
+            writable = there.is_dir() and os.access(there, os.W_OK)
+        except RuntimeError:  # no home
+            writable = False
+        if not writable:  # else each process would make a folder for IPython, and leave it
             found_by["IPYTHONDIR"] = str(self._folder / "ipython")
         argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
         spec = {
@@ -183,22 +181,22 @@ class IPyParallelCluster:
             "log": str(self.log_file(rank)),
         }
         ended = self._ends[rank] = threading.Event()
-        pid: Future[int] = Future()
+        process = 0
 
+        def begin(pid: int) -> None:
+            nonlocal process
+            process = pid
+            begun(pid)
+
+        # `stop` must not return before everybody knows of the end: a board that is drawn then
+        # would call the rank ready. Hence first the word of it, then `ended`.
         def exited(code: int) -> None:
             try:
-                self._exited(rank, pid.result(), code)
+                self._exited(rank, process, code)
             finally:
                 ended.set()
 
-        # Two races. A process can end before `spawn` has returned its pid, hence the future. And
-        # `stop` must not return before everybody knows of the end: a board that is drawn then
-        # would call the rank ready. Hence first the word of it, then `ended`.
-        def on_exit(code: int) -> None:
-            pid.add_done_callback(lambda _: exited(code))
-
-        pid.set_result(self._fork_server.spawn(spec, on_exit))
-        return pid.result()
+        return self._fork_server.spawn(spec, exited, begin)
 
     def _connected(self) -> Any:
         """Return a client that is connected to the controller. Raises SessionLost."""
@@ -246,15 +244,24 @@ class IPyParallelCluster:
             time.sleep(_POLL_S)
         raise self._lost()
 
-    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
-        """Start the engine of `rank`."""
+    def launch(
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+        begun: Callable[[int], None],
+    ) -> None:
+        """Start the engine of `rank`; `begun` gets its pid, before its end is told."""
+
+        def begin(pid: int) -> None:
+            self._pids[rank] = pid
+            self._forgotten.discard(pid)  # the system reuses pids
+            self._awake.discard(pid)
+            begun(pid)
+
         self.log_file(rank).touch(mode=0o600)
         argv = [*_ENGINE_ARGS, f"--IPEngine.id={rank}"]
-        pid = self._spawn(rank, _ENGINE, argv, environment, first_calls)
-        self._pids[rank] = pid
-        self._forgotten.discard(pid)  # the system reuses pids
-        self._awake.discard(pid)
-        return pid
+        self._spawn(rank, _ENGINE, argv, environment, first_calls, begin)
 
     def log_file(self, rank: int) -> Path:
         """Return where a process writes what Python does not catch."""
@@ -264,7 +271,19 @@ class IPyParallelCluster:
         """Wait until `ranks` are registered; returns those that are not in time."""
         began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
-        while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
+        while True:
+            missing = tuple(
+                rank
+                for rank in sorted(ranks)
+                if rank not in self._client.ids
+                # Or it is still the engine that was stopped.
+                or (
+                    (stopped := self._stopped.get(rank)) is not None
+                    and engine_name(self._client, rank) in (None, stopped)
+                )
+            )
+            if not missing:
+                return ()
             if time.monotonic() - began_s > scaled_for_load(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
@@ -276,19 +295,6 @@ class IPyParallelCluster:
                 before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
-        return ()
-
-    def _is_registered(self, rank: int) -> bool:
-        """True if the current engine of `rank` is registered, not one that was stopped."""
-        stopped = self._stopped.get(rank)
-        if stopped is None:
-            return rank in self._client.ids
-        engine = self._engine(rank)  # once: the word may come between two looks
-        return engine is not None and engine != stopped and rank in self._client.ids
-
-    def _engine(self, rank: int) -> str | None:
-        """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
-        return engine_name(self._client, rank)
 
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
@@ -355,14 +361,13 @@ class IPyParallelCluster:
                 f"The ranks have not answered within {timeout_s:g} s; they may have taken "
                 f"{', '.join(values)} later. Look: %ddp_vars"
             ) from None
-        except ipp.CompositeError as error:
-            name, text, *_ = error.elist[0]
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {name}: {text}.") from None
-        except ipp.RemoteError as error:
-            what = f"{error.ename}: {error.evalue}"
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {what}.") from None
-        except (ipp.EngineError, ipp.TaskAborted) as error:
-            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {error}.") from None
+        except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
+            why = str(error)
+            if isinstance(error, ipp.CompositeError):  # of several ranks
+                why = ": ".join(error.elist[0][:2])
+            elif isinstance(error, ipp.RemoteError):
+                why = f"{error.ename}: {error.evalue}"
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {why}.") from None
 
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
@@ -418,7 +423,7 @@ class IPyParallelCluster:
             # After the machine slept, the time is up before the notice of its exit is read.
             if not ended.wait(_ENDS_WITHIN_S) and not ended.wait(_ENDS_WITHIN_S):
                 raise TimeoutError(f"process {self._pids[rank]} did not end")
-        self._stopped[rank] = self._engine(rank)
+        self._stopped[rank] = engine_name(self._client, rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])
         self._await_forgotten(rank)
@@ -440,7 +445,9 @@ class IPyParallelCluster:
         if self._closing:
             return
         if rank == CONTROLLER:
-            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{self._last_words()}")
+            written = files.tail(self.log_file(CONTROLLER), 4000).strip()
+            last = f" Its last words: {written.splitlines()[-1][:200]}" if written else ""
+            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{last}")
         self._on_exit(rank, pid, code)
         if rank != CONTROLLER and self._client is not None:
             self._forget(rank, pid)
@@ -449,15 +456,6 @@ class IPyParallelCluster:
         """Wake all that wait for the controller."""
         with contextlib.suppress(InvalidStateError):  # another reason was set first
             self._ended.set_result(reason)
-
-    def _last_words(self) -> str:
-        """The last line that the controller wrote, to append to a sentence."""
-        with contextlib.suppress(OSError):
-            lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
-            for line in reversed(lines):
-                if line.strip():
-                    return f" Its last words: {line.strip()[:200]}"
-        return ""
 
     def _forget(self, rank: int, pid: int) -> None:
         """Tell the hub to unregister an engine that is gone, so that its id is free at once.
@@ -477,13 +475,13 @@ class IPyParallelCluster:
         Another thread sends the request, and a new engine can be faster than it.
         """
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
-        if self._engine(rank) is None:
+        if engine_name(self._client, rank) is None:
             # It may have died half registered: the hub does not report that, and its id is taken.
             with self._unless_closed():
                 unregister(self._client, rank)
                 answer = caught_up(self._client)
             wait([answer, self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
-        while self._engine(rank) is not None and time.monotonic() < deadline:
+        while engine_name(self._client, rank) is not None and time.monotonic() < deadline:
             if self._ended.done():
                 raise self._lost()
             time.sleep(_POLL_S)

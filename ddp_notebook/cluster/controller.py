@@ -20,11 +20,10 @@ from ddp_notebook.launch.child import die_with_parent
 
 def controller(argv: Sequence[str]) -> None:
     """Run an ipyparallel controller until it is stopped."""
-    if hasattr(os, "fork"):
-        # If the heart monitor is a child process, it is forked (spawning one costs a second), and
-        # must not outlive a killed controller.
-        multiprocessing.set_start_method("fork", force=True)
-        os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+    # If the heart monitor is a child process, it is forked (spawning one costs a second), and must
+    # not outlive a killed controller.
+    multiprocessing.set_start_method("fork", force=True)
+    os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
     keep_heart_in_process()
     ignore_the_wall_clock()
     sys.argv = ["ipcontroller", *argv]

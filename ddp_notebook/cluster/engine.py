@@ -51,8 +51,12 @@ def engine(argv: Sequence[str]) -> None:
         try:
             serve()
         except SystemExit as stop:
-            if not _by_a_callback_of_the_user(stop):
+            if not runtime.is_of_user(stop):
                 raise
+            # Of a callback of the event loop: it is printed as any other error of one.
+            traceback.print_exception(stop)
+            what = "sys.exit() in a callback of the event loop ends the callback, not the rank"
+            sys.stderr.write(f"{what}\n")
             # asyncio passes SystemExit on out of its loop, and the loop can go on from there. The
             # engine has been registered: `app.start` would do that a second time.
             serve = app.loop.start
@@ -68,13 +72,3 @@ def let_libraries_warn() -> None:
     if any(action == "error" for action, *_ in warnings.filters):
         for name in _LIBRARIES:
             warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
-
-
-def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
-    """Return True for an error of an event loop callback, which is printed and ends nothing."""
-    if not runtime.is_of_user(stop):
-        return False
-    traceback.print_exception(stop)
-    what = "sys.exit() in a callback of the event loop ends the callback, not the rank"
-    sys.stderr.write(f"{what}\n")
-    return True

@@ -17,8 +17,17 @@ class RankCluster(Protocol):
     def start(self) -> None:
         """Start what the ranks connect to."""
 
-    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
-        """Start the process of `rank`; its pid. `first_calls` as in `launch.child`."""
+    def launch(
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+        begun: Callable[[int], None],
+    ) -> None:
+        """Start the process of `rank`; `first_calls` as in `launch.child`.
+
+        `begun` gets its pid, before its end is told.
+        """
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """Wait until `ranks` accept calls; returns those that do not in time."""

@@ -49,7 +49,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
 
     Raises OSError when it cannot be on its host.
     """
-    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+    if os.getsid(0) != os.getpid():
         # Ctrl-C in a terminal then reaches the notebook alone, and the processes that a rank starts
         # are found by their session.
         os.setsid()
@@ -169,10 +169,9 @@ def end_by_sigterm() -> None:
         signal.pthread_sigmask(how, {signal.SIGTERM})
 
     signal.signal(signal.SIGTERM, end)
-    if hasattr(os, "register_at_fork"):
-        # Python drops signals that arrive for a child before its fork is complete.
-        block, unblock = partial(mask, signal.SIG_BLOCK), partial(mask, signal.SIG_UNBLOCK)
-        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)
+    # Python drops signals that arrive for a child before its fork is complete.
+    block, unblock = partial(mask, signal.SIG_BLOCK), partial(mask, signal.SIG_UNBLOCK)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)
 
 
 def watch_lifeline(fd: int) -> None:

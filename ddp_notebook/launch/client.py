@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -22,9 +23,6 @@ from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
 
-if sys.platform != "win32":
-    import fcntl
-
 T = TypeVar("T")
 ExitHandler = Callable[[int], None]
 
@@ -36,6 +34,7 @@ _BOOT = (
     "a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.fork_server import main; main(**a)"
 )
+_ANSWERS_WITHIN_S = 60.0
 _OF_THE_SHELL = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL")
 """Variables of shells, terminals and pytest, which no fork server depends on."""
 _INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
@@ -43,8 +42,8 @@ _INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
 
 
 def can_fork() -> bool:
-    """True where ranks can be forked: not on Windows, nor on macOS, whose frameworks forbid it."""
-    return hasattr(os, "fork") and sys.platform != "darwin"
+    """True where ranks can be forked: not on macOS, whose frameworks forbid it."""
+    return sys.platform != "darwin"
 
 
 def _what_a_server_starts_from() -> list[Any]:
@@ -133,11 +132,17 @@ class ForkServerClient:
         """
         return self._started_from == _what_a_server_starts_from()
 
-    def spawn(self, spec: Mapping[str, Any], on_exit: ExitHandler, timeout_s: float = 60) -> int:
+    def spawn(
+        self,
+        spec: Mapping[str, Any],
+        on_exit: ExitHandler,
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> int:
         """Start a child; return its pid.
 
-        `on_exit(code)` runs once, on the reader's thread, when it ends. Raises SessionLost when
-        the fork server is gone, OSError when the child cannot start.
+        `on_exit(code)` runs once, on the reader's thread, when it ends; not before `begun(pid)` has
+        returned: who is told of an end knows the process. Raises SessionLost when the fork server
+        is gone, OSError when the child cannot start.
         """
         tag = next(self._tags)
         future: Future[int] = Future()
@@ -149,11 +154,13 @@ class ForkServerClient:
             self._spawned[tag] = future
         self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
         try:
-            pid = self.result_of(future, timeout_s)
+            pid = self.result_of(future, _ANSWERS_WITHIN_S)
         except TimeoutError:
             raise OSError(
-                f"the fork server has not answered for {timeout_s:g} s: is the machine very busy?"
+                f"the fork server has not answered for {_ANSWERS_WITHIN_S:g} s: is the machine "
+                "very busy?"
             ) from None
+        begun(pid)
         # The reader's thread may have been told of its exit before this thread was told its pid.
         # Under the lock either it finds the handler, or this thread finds the code.
         with self._lock:
@@ -178,32 +185,14 @@ class ForkServerClient:
             try:
                 return future.result(min(1.0, silent_s))
             except TimeoutError:
-                now = self._loaded, self._cpu_s()
+                used_s = 0.0
+                with contextlib.suppress(psutil.Error):
+                    used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
+                now = self._loaded, used_s
                 if now != seen:
                     seen, since_s = now, time.monotonic()
                 elif time.monotonic() - since_s > silent_s:
                     raise
-
-    def _cpu_s(self) -> float:
-        with contextlib.suppress(psutil.Error):
-            return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
-        return 0.0
-
-    def spawn_call(
-        self, entry: str, arguments: Mapping[str, Any], log: Path, on_exit: ExitHandler
-    ) -> int:
-        """Start a child that calls the function `entry`, ``module:function``, and ends.
-
-        Return its pid. It is in this process's folder and environment, and writes to `log`. Raises
-        as `spawn`.
-        """
-        spec = {
-            "calls": [[entry, arguments]],
-            "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(log),
-        }
-        return self.spawn(spec, on_exit)
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.
@@ -256,8 +245,7 @@ class ForkServerClient:
 
     def wake(self) -> None:
         """Resume the fork server (SIGCONT) if something stopped it."""
-        if sys.platform != "win32":
-            self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self, timeout_s: float = 5) -> None:
         """End the fork server with all its children; return when they are gone."""
@@ -288,7 +276,21 @@ class ForkServerClient:
             for line in self._events:
                 self._handle(json.loads(line))
         self._process.wait()
-        self._gone()
+        with self._lock:
+            self._lost = True
+            handlers, self._lost_handlers = self._lost_handlers, []
+            futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
+            for pid in list(self._pidfds):
+                self._close_pidfd(pid)
+        # Not under the lock, which is not reentrant: callbacks and handlers run on this thread, and
+        # may call `signal` or `on_lost`.
+        for future in futures:
+            if not future.done():
+                future.set_exception(SessionLost(_LOST))
+        self._on_loading(1.0)
+        for handler in handlers:
+            handler()
+        self._close_streams(self._process.stdin, self._events)
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
@@ -316,23 +318,6 @@ class ForkServerClient:
                 self._exit_codes.clear()
                 self._reset.set_result(None)
 
-    def _gone(self) -> None:
-        with self._lock:
-            self._lost = True
-            handlers, self._lost_handlers = self._lost_handlers, []
-            futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
-            for pid in list(self._pidfds):
-                self._close_pidfd(pid)
-        # Not under the lock, which is not reentrant: callbacks and handlers run on this thread, and
-        # may call `signal` or `on_lost`.
-        for future in futures:
-            if not future.done():
-                future.set_exception(SessionLost(_LOST))
-        self._on_loading(1.0)
-        for handler in handlers:
-            handler()
-        self._close_streams(self._process.stdin, self._events)
-
     def _close_pidfd(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:
@@ -342,3 +327,42 @@ class ForkServerClient:
         for stream in streams:
             with contextlib.suppress(OSError):  # of a server that is gone: a flush may fail
                 stream.close()
+
+
+class CalledProcess:
+    """A child that makes one call and ends with it, in this process's folder and environment."""
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        entry: str,
+        arguments: Mapping[str, Any],
+        log: Path,
+        on_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`."""
+        self._fork_server = fork_server
+        self._ended = threading.Event()
+        spec = {
+            "calls": [[entry, arguments]],
+            "env": child_environment({}),
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "log": str(log),
+        }
+
+        def exited(_code: int) -> None:
+            self._ended.set()
+            on_exit()
+
+        self.pid = fork_server.spawn(spec, exited)
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs."""
+        return not self._ended.is_set()
+
+    def kill(self) -> None:
+        """End it; return when it is gone."""
+        if self.alive:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+            self._ended.wait(2.0)

@@ -10,16 +10,13 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import counted
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,25 @@ class Gpu:
 
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
-    return _ask_driver(_gpus, ())
+    import pynvml as nvml  # takes 50 ms, and only starting ranks needs it
+
+    found = []
+    try:
+        nvml.nvmlInit()
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                used_bytes = total_bytes = 0
+                with contextlib.suppress(nvml.NVMLError):  # where it shares the system's memory
+                    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                    used_bytes, total_bytes = memory.used, memory.total
+                uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+                found.append(Gpu(str(index), uuid, name, used_bytes, total_bytes))
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:  # no driver, or not reported
+        return ()
+    return tuple(found)
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -101,34 +116,6 @@ def torch_is_for_gpus() -> bool:
         return True
     said = re.findall(r"^(?:cuda|hip)\b.*=\s*(\S+)", text, re.MULTILINE)
     return not said or any(word != "None" for word in said)
-
-
-def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
-    """The answer to `question`, which gets NVML: the library of the driver behind nvidia-smi."""
-    import pynvml  # takes 50 ms, and only starting ranks needs it
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            return question(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, or not reported
-        return without_driver
-
-
-def _gpus(nvml: Any) -> tuple[Gpu, ...]:
-    return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    used_bytes = total_bytes = 0
-    with contextlib.suppress(nvml.NVMLError):  # where it shares the system's memory
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        used_bytes, total_bytes = memory.used, memory.total
-    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-    return Gpu(str(index), uuid, name, used_bytes, total_bytes)
 
 
 def plan_devices(

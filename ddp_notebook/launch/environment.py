@@ -67,7 +67,5 @@ def rank_environment(
 
 def loopback_interface() -> str:
     """Return the name of the loopback interface; empty if none has a usual name."""
-    names = (
-        {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
-    )
+    names = {name for _, name in socket.if_nameindex()}
     return next((name for name in ("lo", "lo0") if name in names), "")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 
 INTERFACE = "net0"
 """The hosts' network interface besides the loopback."""
@@ -88,8 +88,24 @@ def hold(report: str, names: Sequence[str], drops: str, port: int) -> None:
     `report`. `drops` is what the firewall drops (see `firewall`), `port` the store's.
     """
     result: dict[str, Any]
+    hosts: list[dict[str, int]] = []
     try:
-        result = {"hosts": _open(names, drops, port)}
+        for name in names:
+            unshare()
+            socket.sethostname(name)
+            # Without IPv6 names and addresses are unambiguous: the faults are about IPv4.
+            with contextlib.suppress(OSError):
+                Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+            kinds = ("net", "uts")
+            # The next `unshare` leaves this host. These descriptors keep it open until this process
+            # ends, and their paths are how ranks enter it.
+            hosts.append({k: os.open(f"/proc/thread-self/ns/{k}", os.O_RDONLY) for k in kinds})
+        paths = [{k: f"/proc/{os.getpid()}/fd/{fd}" for k, fd in host.items()} for host in hosts]
+        peer = f"peer name {INTERFACE} netns {paths[0]['net']}"
+        _ip(f"link add {INTERFACE} type veth {peer}", *configuration(1, drops, port))
+        _call("setns", hosts[0]["net"], _CLONE_NEWNET)
+        _ip(*configuration(0, drops, port))
+        result = {"hosts": paths}
     except (OSError, subprocess.SubprocessError) as error:
         more = getattr(error, "stderr", None) or ""
         result = {"error": " ".join(f"{error} {more}".split())}
@@ -98,27 +114,6 @@ def hold(report: str, names: Sequence[str], drops: str, port: int) -> None:
     unfinished.rename(report)  # atomic: a reader never sees half of it
     if "hosts" in result:
         signal.pause()
-
-
-def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
-    """Make two linked hosts; the paths of their namespaces. Leaves this thread on host 0."""
-    hosts: list[dict[str, int]] = []
-    for name in names:
-        unshare()
-        socket.sethostname(name)
-        # Without IPv6 names and addresses are unambiguous: the faults are about IPv4.
-        with contextlib.suppress(OSError):
-            Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
-        kinds = ("net", "uts")
-        # The next `unshare` leaves this host. These descriptors keep it open until this process
-        # ends, and their paths are how ranks enter it.
-        hosts.append({k: os.open(f"/proc/thread-self/ns/{k}", os.O_RDONLY) for k in kinds})
-    paths = [{k: f"/proc/{os.getpid()}/fd/{fd}" for k, fd in host.items()} for host in hosts]
-    peer = f"peer name {INTERFACE} netns {paths[0]['net']}"
-    _ip(f"link add {INTERFACE} type veth {peer}", *configuration(1, drops, port))
-    _call("setns", hosts[0]["net"], _CLONE_NEWNET)
-    _ip(*configuration(0, drops, port))
-    return paths
 
 
 def configuration(host: int, drops: str, port: int) -> list[str]:
@@ -190,22 +185,17 @@ class LabHosts:
         drops: str,
         port: int,
     ) -> None:
-        self._fork_server = fork_server
-        self._ended = False
         self.port = port
         self._report = folder / f"lab-{time.monotonic_ns()}.json"
         arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}
-        self.pid = fork_server.spawn_call(
-            "ddp_notebook.launch.lab_hosts:hold",
-            arguments,
-            folder / "lab.log",
-            self._exited,
+        self._holder = CalledProcess(
+            fork_server, "ddp_notebook.launch.lab_hosts:hold", arguments, folder / "lab.log"
         )
 
     def place(self, world_size: int) -> Placed:
         """Wait until the hosts exist and place the ranks on them. Raises UsageMistake."""
         deadline = time.monotonic() + 10.0
-        while not self._report.exists() and not self._ended and time.monotonic() < deadline:
+        while not self._report.exists() and self._holder.alive and time.monotonic() < deadline:
             time.sleep(0.005)
         report: dict[str, Any] = {"error": "the process that makes them ended, or took too long"}
         if self._report.exists():
@@ -220,11 +210,4 @@ class LabHosts:
     def close(self) -> None:
         """End the process; the hosts are gone as soon as no rank is on them any more."""
         self._report.unlink(missing_ok=True)
-        if not self._ended:
-            self._fork_server.signal(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 2.0
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-    def _exited(self, _: int) -> None:
-        self._ended = True
+        self._holder.kill()

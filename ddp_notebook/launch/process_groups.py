@@ -20,26 +20,25 @@ GRACE_S = 0.5
 
 def is_running(pid: int) -> bool:
     """True for a process that has not ended. A zombie, which only waits to be reaped, has."""
-    try:
-        return stat_fields(Path("/proc", str(pid), "stat"))[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    return _stat_of(pid)[0] not in ("", "Z")
 
 
 def is_stopped(pid: int) -> bool:
     """Return True for a process that waits for SIGCONT; Linux only."""
-    try:
-        return stat_fields(Path("/proc", str(pid), "stat"))[0] == "T"
-    except (OSError, IndexError):
-        return False
+    return _stat_of(pid)[0] == "T"
 
 
 def parent(pid: int) -> int:
     """Return the process that started `pid`, or has adopted it; 0 where it has ended."""
-    try:
-        return int(stat_fields(Path("/proc", str(pid), "stat"))[1])
-    except (OSError, IndexError):
-        return 0
+    return int(_stat_of(pid)[1])
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Return a process's state, its parent and what else proc(5) has; no state if it has ended."""
+    fields: list[str] = []
+    with contextlib.suppress(OSError):
+        fields = stat_fields(Path("/proc", str(pid), "stat"))
+    return fields or ["", "0"]
 
 
 def session_members(leader: int) -> list[int]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,9 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_notebook.launch.process_groups import is_running
-
-if sys.platform != "win32":
-    import fcntl
 
 FOLDER_PREFIX = "ddp_notebook-"
 _LOCK = "lock"
@@ -163,8 +160,6 @@ def parents() -> tuple[Path, ...]:
 
 def files_left(folder: Path | str) -> int | None:
     """Return how many more files it can hold; None where its file system does not count them."""
-    if not hasattr(os, "statvfs"):
-        return None
     state = os.statvfs(folder)
     return state.f_favail if state.f_files else None
 
@@ -190,8 +185,6 @@ def require_private(folder: Path) -> None:
 
 def _locked(path: Path, *, exclusive: bool) -> int:
     """Return a descriptor that locks the file; -1 if it cannot be locked."""
-    if sys.platform == "win32":
-        return -1
     try:
         # Others may have put a link or a FIFO there: neither is followed, and neither blocks.
         held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,7 +17,5 @@ def scaled_for_load(seconds: float) -> float:
     class starts at once; this costs nothing, because a dead process is detected by its exit and not
     by the timeout.
     """
-    if not hasattr(os, "getloadavg"):  # Windows
-        return seconds
     load_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
     return seconds * min(8.0, max(1.0, load_per_core))

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from ddp_notebook.diagnosis import diagnose_setup, failures
-from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Activity,
@@ -27,12 +26,13 @@ from ddp_notebook.model import (
     verb,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import SetUpPlan
+from ddp_notebook.rank.calls import Call, SetUpPlan
+from ddp_notebook.session.guards import living
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.session.unresponsive import deaths, process_of
+from ddp_notebook.session.unresponsive import deaths
 from ddp_notebook.views.step_rows import setup_table
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class BringUp:
         """All ranks."""
         return tuple(range(self.processes.options.world_size))
 
-    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
-        """Begin a new generation; return the launch parameters of each rank.
+    def _begin(self, settings: Settings, store: str, call: Call[SetUpPlan, Any]) -> None:
+        """Begin a new generation, of which each rank gets the launch parameters in a `call`.
 
         Each generation has a prefix of its own in the store, or a file.
         """
@@ -100,30 +100,26 @@ class BringUp:
             generation=self.generation, backend=devices.backend, init_method=init_method
         )
         self.record.begin_setup()
-        plan = SetUpPlan(
-            rank=0,
-            world_size=options.world_size,
-            backend=devices.backend,
-            device="",
-            init_method=options.init_method,
-            master_addr=host,
-            master_port=port,
-            store_path=store_path,
-            generation=self.generation,
-            timeout_s=options.timeout_s,
-            threads=options.threads,
-            store=store,
-            patient=patient,
-        )
-        return {
-            rank: structs.replace(
-                plan,
+
+        def plan(rank: int) -> SetUpPlan:
+            return SetUpPlan(
                 rank=rank,
+                world_size=options.world_size,
+                backend=devices.backend,
                 device=devices.devices[rank],
+                init_method=options.init_method,
+                master_addr=host,
+                master_port=port,
+                store_path=store_path,
+                generation=self.generation,
+                timeout_s=options.timeout_s,
+                threads=options.threads,
+                store=store,
+                patient=call is calls.PREPARE,
                 settings=dict(settings.get(rank, {})),
             )
-            for rank in self.everyone
-        }
+
+        self._answers = self.processes.cluster.call(self.everyone, call, plan)
 
     # -- all at once -------------------------------------------------------------------
 
@@ -133,22 +129,8 @@ class BringUp:
         Returns when every rank has verified its all_reduce. Raises SetupFailed, with the diagnosis,
         once that is impossible; the ranks stay as they are.
         """
-        plans = self._plans(settings, store, patient=False)
-        self._answers = self.processes.cluster.call(
-            self.everyone, calls.BRING_UP, plans.__getitem__
-        )
-        diagnosis = self._wait(interrupted)
-        snapshot = self.record.snapshot
-        if diagnosis is None and snapshot.ready:
-            return
-        if diagnosis is None and snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = diagnosis or self.diagnose()
-        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
-
-    def _wait(self, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until all ranks are ready, or one failed, or they are stuck; then the diagnosis."""
-        detector = StallDetector(self.look)
+        self._begin(settings, store, calls.BRING_UP)
+        detector, diagnosis = StallDetector(self.look), None
 
         def decided() -> bool:
             statuses = {state.status for state in self.record.snapshot.ranks}
@@ -161,15 +143,18 @@ class BringUp:
             statuses = {state.status for state in self.record.snapshot.ranks}
             # No rank is in a stage any more, and one at least did not get through.
             settled = Status.FAILED in statuses and statuses <= {Status.FAILED, Status.READY}
-            if settled or Status.DEAD in statuses:
+            if settled or Status.DEAD in statuses or time.monotonic() > deadline_s:
                 break
             if (diagnosis := detector.turn()) is not None:
-                return diagnosis
+                break
             if interrupted():
                 raise KeyboardInterrupt
-            if time.monotonic() > deadline_s:
-                break
-        return None
+        if diagnosis is None:
+            if self.record.snapshot.ready:
+                return
+            self.record.check_not_lost()
+            diagnosis = self.diagnose()
+        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _report_crashed_calls(self) -> None:
         """Name the rank of a bring-up that raised where no stage could catch it."""
@@ -202,8 +187,7 @@ class BringUp:
 
     def prepare(self, settings: Settings, store: str) -> None:
         """Stop all ranks before the first stage. Raises SetupFailed."""
-        plans = self._plans(settings, store, patient=True)
-        self._answers = self.processes.cluster.call(self.everyone, calls.PREPARE, plans.__getitem__)
+        self._begin(settings, store, calls.PREPARE)
 
         def paused() -> bool:
             return len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone)
@@ -392,10 +376,5 @@ class BringUp:
 
     def stopped(self, ranks: Ranks) -> Ranks:
         """Return those of `ranks` whose process is stopped: they cannot return from any call."""
-        states = self.record.snapshot.ranks
-        return tuple(
-            rank
-            for rank in ranks
-            if states[rank].status is not Status.DEAD
-            and process_of(states[rank].pid)[0] == "stopped"
-        )
+        alive = living(ranks, self.record.snapshot)
+        return tuple(r for r in alive if is_stopped(self.record.snapshot.ranks[r].pid or 0))

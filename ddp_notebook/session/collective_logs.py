@@ -43,13 +43,9 @@ class CollectiveLogs:
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank, its run and how many collectives it issued there. Takes microseconds."""
-        counts = []
-        for rank in ranks:
-            words = self._mapped(self._file(rank))
-            if words is not None:
-                _, run, written, _ = collective_log.HEADER.unpack_from(words)
-                counts.append((run, written))
-        return tuple(counts)
+        maps = [self._mapped(self._file(rank)) for rank in ranks]
+        headers = (collective_log.HEADER.unpack_from(w) for w in maps if w is not None)
+        return tuple((run, written) for _, run, written, _ in headers)
 
     def read(self, ranks: Ranks, run: int | None = None, last: int = READ_LAST) -> Collectives:
         """Return the collectives that `ranks` issued; only those of `run` if it is given.

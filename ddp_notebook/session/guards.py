@@ -61,10 +61,18 @@ def idle_ranks(
     busy = {s.rank for s in snapshot.ranks if s.status is Status.RUNNING} | claimed.keys()
     if busy := busy.intersection(members):
         _, doing = doings(tuple(sorted(busy)), snapshot, claimed)[0]
-        before = {rank: what for rank, what in paused().items() if rank in busy}
-        if before:
+        if before := {rank: what for rank, what in paused().items() if rank in busy}:
             doing = claimed.get(min(before)) or doing  # not "paused at", which is said anyway
-        raise UsageMistake(_why_busy(tuple(sorted(busy)), doing, before))
+            raise UsageMistake(
+                f"{name_ranks(before).capitalize()} {are(before)} still in an earlier cell, paused "
+                f"before {next(iter(before.values()))} ({doing}). Let {them(before)} go on to the "
+                "end: %ddp_step --to end. Or abort the cell: %ddp_abort"
+            )
+        raise UsageMistake(
+            f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
+            f"Why: %ddp_why. Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with "
+            f"new processes: %ddp_restart --ranks {format_ranks(busy)}"
+        )
     in_set_up = {
         s.rank for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering is not None
     }
@@ -93,20 +101,6 @@ def check_group(snapshot: Snapshot) -> None:
     """Raise UsageMistake when ranks have destroyed the group that a verb needs."""
     if snapshot.groupless:
         raise UsageMistake(no_group(snapshot.groupless))
-
-
-def _why_busy(busy: Ranks, doing: str, before: Mapping[int, str]) -> str:
-    if paused := tuple(before):
-        return (
-            f"{name_ranks(paused).capitalize()} {are(paused)} still in an earlier cell, paused "
-            f"before {before[paused[0]]} ({doing}). Let {them(paused)} go on to the end: "
-            "%ddp_step --to end. Or abort the cell: %ddp_abort"
-        )
-    return (
-        f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
-        f"Why: %ddp_why. Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with new "
-        f"processes: %ddp_restart --ranks {format_ranks(busy)}"
-    )
 
 
 def doings(

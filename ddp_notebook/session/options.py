@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import os
@@ -121,23 +122,21 @@ class InitOptions:
                 f"{self.world_size} ranks share {cores()} CPU cores: fine for learning, "
                 "but timings say little."
             )
-        if self.init_method != "file" and (self.store == "rank0" or not self._on_loopback()):
-            is_any = self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
-            everywhere = self.store == "rank0" or is_any
-            where = "all addresses of this host" if everywhere else self.master_addr
+        if self.init_method == "file":
+            return tuple(notes)
+        where = self.master_addr
+        if self.store == "rank0" or where in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+            where = "all addresses of this host"
+        at = set()
+        with contextlib.suppress(OSError, UnicodeError):  # setup will say so
+            found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
+            at = {ipaddress.ip_address(each[4][0]) for each in found}
+        if self.store == "rank0" or not all(address.is_loopback for address in at):
             notes.append(
                 f"The store listens on {where}, and torch's store does not check who connects: "
                 "whoever can connect to it can disturb the ranks."
             )
         return tuple(notes)
-
-    def _on_loopback(self) -> bool:
-        """False if the store is known to be reachable from other hosts."""
-        try:
-            found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # setup will say so
-            return True
-        return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
 
 
 def parse_settings(texts: Iterable[str], world_size: int) -> Settings:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,6 @@ from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
 from ddp_notebook.session.options import cores
-
-if sys.platform != "win32":
-    import resource
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
@@ -169,8 +167,6 @@ def why_too_low_for_files(world_size: int, own: int) -> str:
     At the limit the controller is killed by an error in C code that says nothing. `own` are the
     files that the notebook has open without ranks.
     """
-    if sys.platform == "win32":
-        return ""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_needed(world_size, own)
     if limit == resource.RLIM_INFINITY or limit >= needed:
@@ -194,7 +190,7 @@ def why_not_started(error: Exception | KeyboardInterrupt) -> str:
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
         what = "Setup was interrupted."
-    elif sys.platform != "win32" and getattr(error, "errno", None) == errno.EMFILE:
+    elif getattr(error, "errno", None) == errno.EMFILE:
         what = why_no_more_files()
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
@@ -219,13 +215,12 @@ def why_no_room() -> str:
     What cannot write them ends without a word.
     """
     folder = parents()[0]
-    if sys.platform != "win32":
-        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if most != resource.RLIM_INFINITY and most < 1 << 12:  # with no less, ranks ran cells
-            return (
-                f"No file may grow beyond {format_bytes(most)} here (ulimit -f), and those of a "
-                "session do. In the shell that starts Jupyter: ulimit -f unlimited"
-            )
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and most < 1 << 12:  # with no less, ranks ran cells
+        return (
+            f"No file may grow beyond {format_bytes(most)} here (ulimit -f), and those of a "
+            "session do. In the shell that starts Jupyter: ulimit -f unlimited"
+        )
     try:
         left_bytes, more_files = shutil.disk_usage(folder).free, files_left(folder)
     except OSError:  # it is gone, which the error itself says

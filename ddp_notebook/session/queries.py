@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
-from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Status
 from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank.calls import Answer, Call, Request
@@ -67,9 +67,8 @@ def ask(
     """Call ranks, all with the same request.
 
     Returns when all have answered; `OTHERS_GRACE_S` after one died, failed or was stopped, which
-    counts as a failure; or when the
-    user interrupts or `cancelled` returns True: then the ranks are interrupted and have
-    `interrupt_grace_s` to answer. Raises SessionLost.
+    counts as a failure; or when the user interrupts or `cancelled` returns True: then the ranks are
+    interrupted and have `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, call, lambda _: request)
@@ -149,9 +148,8 @@ class _Gathering(Generic[Answer]):
         self.wait(begun, time.monotonic() + grace_s)
 
     def _take(self) -> None:
+        self._record.check_not_lost()
         answers, snapshot = self.answers, self._record.snapshot
-        if snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
         for rank in answers.pending:
             if snapshot.ranks[rank].status is Status.DEAD:
                 answers.dead[rank] = snapshot.ranks[rank].exit_code or 0

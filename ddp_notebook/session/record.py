@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.archive.history import History, Kept
+from ddp_notebook.errors import SessionLost
 from ddp_notebook.model import Event, Ranks, RankState, Snapshot, Stage, Status
 from ddp_notebook.model.fold import fold, fold_rank, set_up_anew, without_group
 
@@ -36,6 +37,11 @@ class Record:
         """The state now."""
         with self._changed:
             return replace(self._snapshot, taken_ns=time.monotonic_ns())
+
+    def check_not_lost(self) -> None:
+        """Raise SessionLost once the session has ended."""
+        if ended := self.snapshot.ended:
+            raise SessionLost(f"{ended} Start again: %ddp_init")
 
     def kept(self) -> tuple[Snapshot, Kept]:
         """Return the current state, and the history of it that is still kept."""

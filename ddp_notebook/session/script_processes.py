@@ -14,12 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook import jobs
+from ddp_notebook import files, jobs
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.process_groups import (
     descendants,
@@ -247,32 +247,6 @@ def _begun_as_others(job: Job, collectives: Collectives) -> Collectives:
     return replace(collectives, of={**collectives.of, **changed})
 
 
-@dataclass(frozen=True)
-class Places:
-    """Keeps per-rank processes; is notified when a script's processes replace the ranks'."""
-
-    record: Record
-    cluster: RankCluster
-    logs: CollectiveLogs
-    receiver: EventReceiver
-
-    def lend(self, ranks: Ranks, folder: Path) -> None:
-        """Use a script's processes as the ranks; their files are in `folder`."""
-        self.record.lend(ranks)
-        self.logs.lend(ranks, folder)
-
-    def is_process(self, rank: int, pid: int, folder: Path) -> None:
-        """The process that currently is `rank`."""
-        self.cluster.lend(rank, pid, questions_of(folder, rank))
-        self.record.lent_to(rank, pid)
-
-    def take_back(self, ranks: Ranks) -> None:
-        """Use the session's own processes as the ranks again."""
-        self.cluster.take_back()
-        self.logs.take_back(ranks)
-        self.record.take_back()
-
-
 class ScriptProcesses:
     """One process per rank of a script. They stay after the script is over, until `end`.
 
@@ -283,14 +257,20 @@ class ScriptProcesses:
     def __init__(
         self,
         fork_server: ForkServerClient,
-        places: Places,
+        record: Record,
+        cluster: RankCluster,
+        logs: CollectiveLogs,
+        receiver: EventReceiver,
         folder: Path,
         output_folder: Path,
         ranks: Ranks,
     ) -> None:
         self.ranks = ranks
         self._fork_server = fork_server
-        self._places = places
+        self._record = record
+        self._cluster = cluster
+        self._logs = logs
+        self._receiver = receiver
         self._folder = folder
         self._output_folder = output_folder
         self._cell = 0
@@ -310,12 +290,16 @@ class ScriptProcesses:
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
         self._made = folder.stat()
-        self.started_ranks = StartedRanks(started_in(folder), len(ranks), lambda: self._is_over)
+        # It is over once it has ended on a rank.
+        self.started_ranks = StartedRanks(
+            started_in(folder), len(ranks), lambda: bool(self._finished or self._exits)
+        )
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""
-        self._source = places.receiver.add_source(self._hear)
-        places.lend(ranks, folder)
+        self._source = receiver.add_source(self._hear)
+        record.lend(ranks)
+        logs.lend(ranks, folder)
 
     def start(
         self,
@@ -324,13 +308,12 @@ class ScriptProcesses:
         hosts: Mapping[int, Mapping[str, str]],
     ) -> None:
         """Start the script on every rank. Raises SessionLost, OSError."""
-        receiver = self._places.receiver
         for rank, script in scripts.items():
             self._cell = script.cell
             out, errors = streams_of(self._folder, rank)
             arguments = {
                 "rank": rank,
-                "events": receiver.url,
+                "events": self._receiver.url,
                 "source": self._source,
                 "folder": str(self._folder),
                 "output_folder": str(self._output_folder),
@@ -344,21 +327,15 @@ class ScriptProcesses:
                 "errors": str(errors),
                 "host": dict(hosts.get(rank, {})),
             }
-            # The client's thread may call `_exited` before `spawn` returns here, or at any moment
-            # after. Whoever of the two comes second to the lock below finds both pid and code, and
-            # tells; so an end is told once, and never without the pid that it is of.
-            pid = self._fork_server.spawn(spec, partial(self._exited, rank))
-            self._places.is_process(rank, pid, self._folder)
-            with self._lock:
-                self._pids[rank] = pid
-                code = self._exits.get(rank)
-            if code is not None:  # it ended before its pid was registered
-                self._tell(rank, code)
+            exited, begun = partial(self._exited, rank), partial(self._begun, rank)
+            self._fork_server.spawn(spec, exited, begun)
 
-    @property
-    def _is_over(self) -> bool:
-        """True once the script has ended on a rank."""
-        return bool(self._finished or self._exits)
+    def _begun(self, rank: int, pid: int) -> None:
+        # Before its end can be told: an end is of the process that is known to be this rank.
+        with self._lock:
+            self._pids[rank] = pid
+        self._cluster.lend(rank, pid, questions_of(self._folder, rank))
+        self._record.lent_to(rank, pid)
 
     def kill(self, ranks: Ranks) -> None:
         """End the processes of `ranks`."""
@@ -383,10 +360,12 @@ class ScriptProcesses:
             self._gone.wait_for(
                 lambda: self._told >= self._pids.keys() or not self._fork_server.alive, 5.0
             )
-        self._places.receiver.remove_source(self._source)
+        self._receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True
-        self._places.take_back(self.ranks)
+        self._cluster.take_back()
+        self._logs.take_back(self.ranks)
+        self._record.take_back()
         remove(self._folder, self._made)
 
     def _hear(self, events: Sequence[Event]) -> None:
@@ -405,76 +384,50 @@ class ScriptProcesses:
     def _add(self, events: Sequence[Event]) -> None:
         """Add events to the record; late ones are none of the ranks', but of the script's run."""
         with self._telling:
-            record = self._places.record
-            (record.pass_on if self._given_back else record.add)(events)
-
-    def _unsent(self, rank: int) -> list[Output]:
-        """Output that a process wrote but could not send any more."""
-        # A killed process leaves in its files what it had not sent, and perhaps events on the way
-        # that were sent before. From here on the files count: output that still arrives for this
-        # rank is dropped by `_hear`, under the same lock, or it would be shown twice.
-        with self._lock:
-            self._read.add(rank)
-            sent = {what: self._sent.get((rank, what), 0) for what in STREAMS}
-        found = []
-        for what, path in zip(STREAMS, streams_of(self._folder, rank), strict=True):
-            with contextlib.suppress(OSError), path.open("rb") as stream:
-                size = stream.seek(0, os.SEEK_END)
-                stream.seek(max(sent[what], size - 16_000))
-                if text := stream.read().decode("utf-8", "replace"):
-                    found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
-        return found
+            (self._record.pass_on if self._given_back else self._record.add)(events)
 
     def _exited(self, rank: int, code: int) -> None:
-        """A process ended (on the fork server client's thread, or where it is started)."""
-        with self._lock:
-            known = rank in self._pids
-            self._exits[rank] = code
-        if known:
-            self._tell(rank, code)
+        """Report the end of a process, unless its script was over before.
 
-    def _tell(self, rank: int, code: int) -> None:
-        """Report the end of a process, unless its script was over before."""
+        On the fork server client's thread, or where it is started.
+        """
+        with self._lock:
+            self._exits[rank] = code
         try:
-            if rank not in self._finished:
-                self._report(rank, code)
+            if rank in self._finished:
+                return
+            now_ns, events = time.monotonic_ns(), list[Event]()
+            # A killed process leaves in its files what it had not sent, and perhaps events on the
+            # way that were sent before. From here on the files count: output that still arrives for
+            # this rank is dropped by `_hear`, under the same lock, or it would be shown twice.
+            with self._lock:
+                self._read.add(rank)
+                sent = dict(self._sent)
+            streams = streams_of(self._folder, rank)
+            for what, path in zip(STREAMS, streams, strict=True):
+                if text := files.tail(path, 16_000, sent.get((rank, what), 0)):
+                    events.append(Output(rank=rank, cell=self._cell, what=what, text=text))
+            if code == 0:  # it exited without Python's normal shutdown
+                end = CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns)
+                events.append(end)
+            # The last output: of stderr, else of stdout.
+            texts = [files.tail(path, 4000) for path in reversed(streams)]
+            exited = RankExited(
+                rank=rank,
+                pid=self._pids[rank],
+                exit_code=code,
+                last_words=next(filter(str.strip, texts), ""),
+                peak_bytes=self._fork_server.peak_bytes.get(self._pids[rank], 0),
+                oom_kills=out_of_memory.kills_since(self._oom_kills),
+                cell=self._cell,
+                heard_ns=now_ns,
+            )
+            self._add([*events, exited])
         finally:
             with self._gone:
                 self._told.add(rank)
                 self._gone.notify_all()
 
-    def _report(self, rank: int, code: int) -> None:
-        now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
-        if code == 0:  # it exited without Python's normal shutdown
-            events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
-        pid = self._pids[rank]
-        events.append(
-            RankExited(
-                rank=rank,
-                pid=pid,
-                exit_code=code,
-                last_words=self._last_words(rank),
-                peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
-                oom_kills=out_of_memory.kills_since(self._oom_kills),
-                cell=self._cell,
-                heard_ns=now_ns,
-            )
-        )
-        self._add(events)
-
     def log(self, rank: int) -> str:
         """Return all output of a process: stdout, then stderr."""
-        return "".join(map(_text, streams_of(self._folder, rank)))
-
-    def _last_words(self, rank: int) -> str:
-        """Return the last output of a process: of stderr, else of stdout."""
-        texts = (_text(path, 4000) for path in streams_of(self._folder, rank)[::-1])
-        return next((text for text in texts if text.strip()), "")
-
-
-def _text(path: Path, last_bytes: int = 0) -> str:
-    """Return a file, or its last part; empty if it does not exist."""
-    try:
-        return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
-    except OSError:
-        return ""
+        return "".join(map(files.tail, streams_of(self._folder, rank)))

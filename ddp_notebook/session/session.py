@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
+from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.replay import Replay
+from ddp_notebook.archive.save import check_target, saved_run, write
+from ddp_notebook.errors import NoSession, SessionLost
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
@@ -17,7 +22,6 @@ from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.fault_lab import FaultLab
 from ddp_notebook.session.tools.looking import Looking
-from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
 from ddp_notebook.session.tools.where import Where
 from ddp_notebook.session.tools.why import Why
@@ -85,7 +89,6 @@ class Session:
         self.fault = self.lab.fault
         self.repair = self.lab.repair
         self.output = self.values.output
-        self.save = Save(self.record, self.runs, self.diagnosis).save
 
     replay = staticmethod(Replay.read)
 
@@ -118,6 +121,32 @@ class Session:
         """
         self.breakpoints.ranks_move()
         return self.looking.with_watched(self.stepping.step(Step(ranks, to, how)))
+
+    def save(
+        self, path: str | os.PathLike[str], *, output: bool = False, force: bool = False
+    ) -> SavedRun:
+        """Write the run to `path`, to be read with `Session.replay`; return what was written.
+
+        Also after the session was lost. The file is readable by this user alone and written
+        atomically. It contains the ranks' output only with `output`; an existing file is replaced
+        only with `force`. Raises UsageMistake when it cannot be written there, NoSession when there
+        is nothing.
+        """
+        target = check_target(path, force)
+        if not self.record.snapshot.ranks:
+            raise NoSession("%ddp_save")
+        case, found = None, None
+        # A lost session has no ranks to ask; its record is saved nevertheless.
+        # A session that is ending closes its connections during the calls.
+        with contextlib.suppress(NoSession, SessionLost, OSError):
+            case = self.diagnosis.case("%ddp_save")
+            found = self.diagnosis.diagnose()
+        run = self.runs.current
+        script, cell = (run.script, run.cell) if run is not None else ("", 0)
+        kept = self.record.kept()
+        saved = saved_run(*kept, case, found, script=script, run=cell, output=output)
+        write(target, saved, force)
+        return saved
 
     def mesh(self) -> Mesh | None:
         """Return the mesh that the ranks have made, if any. Raises NoSession, SessionLost."""

@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ddp_notebook import files
@@ -17,12 +18,12 @@ from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.addresses import why_no_loopback
-from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
+from ddp_notebook.launch.session_folder import make_folder, remove_shared_memory
 from ddp_notebook.model import (
     SESSION,
     Category,
@@ -33,7 +34,6 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     RankSpawned,
-    Snapshot,
     Status,
     StoreFailed,
     StoreOpened,
@@ -47,11 +47,11 @@ from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.script_processes import Places, ScriptProcesses
+from ddp_notebook.session.script_processes import ScriptProcesses
 from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
 
 
-class StoreProcess:
+class StoreProcess(CalledProcess):
     """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
 
     def __init__(
@@ -63,31 +63,20 @@ class StoreProcess:
         host: str,
         port: int,
     ) -> None:
-        self._fork_server = fork_server
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
-        self._ended = False
-        # Before the process is started: it may answer while `spawn_call` has yet to return its pid.
-        # So every store's answer is kept, the last store's too, and `_own_answer` picks the one of
-        # this pid.
+        # Before the process is started: it may answer before its pid is known here. So each store's
+        # answer is kept, and `_own_answer` picks the one of this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
-        self.pid = fork_server.spawn_call(
-            "ddp_notebook.rank.setup.store_process:main",
-            arguments,
-            folder / "store.log",
-            self._exited,
-        )
-
-    @property
-    def alive(self) -> bool:
-        """True while its process runs."""
-        return not self._ended
+        entry = "ddp_notebook.rank.setup.store_process:main"
+        log = folder / "store.log"
+        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()))
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
-        self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
+        self._record.wait_for(lambda: bool(self._own_answer()) or not self.alive, timeout_s)
         # A process that cannot listen reports why and exits; its report may arrive after its exit.
         self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
         answer = self._own_answer()
@@ -106,9 +95,7 @@ class StoreProcess:
     def close(self) -> None:
         """End the process; returns when its port is free."""
         self._unsubscribe()
-        if not self._ended:
-            self._fork_server.signal(self.pid, signal.SIGKILL)
-            self._record.wait_for(lambda: self._ended, 2.0)
+        self.kill()
 
     def _own_answer(self) -> StoreOpened | StoreFailed | None:
         return next((event for event in self._answers if event.pid == self.pid), None)
@@ -118,13 +105,7 @@ class StoreProcess:
             if isinstance(event, (StoreOpened, StoreFailed)):
                 self._answers.append(event)
 
-    def _exited(self, code: int) -> None:
-        self._ended = True
-        self._record.add(())
 
-
-_LISTENING = (Status.READY, Status.RUNNING)
-"""Ranks that answer questions, for they are past setup."""
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -154,11 +135,10 @@ class Processes:
         self._started_s = time.time()
         self.script: ScriptProcesses | None = None
         """The processes of the last script, until something else runs."""
-        self._store: StoreProcess | None = None
-        self._script_store: StoreProcess | None = None
+        self._stores: dict[str, StoreProcess] = {}
+        """The last store of the session, and the last one of a script."""
         self._lab: LabHosts | None = None
         self._closing = False
-        self._log_files: dict[int, Path] = {}
         self._earlier_bytes: dict[int, int] = {}
         """Per rank, the part of its log that an earlier run or process wrote."""
         self._oom_kills: int | None = None
@@ -183,9 +163,7 @@ class Processes:
 
     def log_file(self, rank: int) -> Path:
         """Return the file behind a rank's own stdout and stderr."""
-        if rank not in self._log_files:  # each cell looks at all of them
-            self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
-        return self._log_files[rank]
+        return self.folder / "log" / f"rank-{rank}.log"
 
     def output_file(self, rank: int, cell: int) -> Path:
         """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
@@ -206,13 +184,6 @@ class Processes:
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         self.cluster.start()
-        self._await_torch()
-        if self.options.init_method != "file":
-            self.open_store()
-        self.launch(tuple(range(self.options.world_size)))
-
-    def _await_torch(self) -> None:
-        """Wait until the fork server has torch loaded. Raises SetupFailed, SessionLost."""
         try:
             self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
         except TimeoutError:
@@ -221,6 +192,9 @@ class Processes:
                 f"{self.options.timeout_s:g} s: a disk or network drive may not answer."
             ) from None
         self._show_loading(1.0)
+        if self.options.init_method != "file":
+            self.open_store()
+        self.launch(tuple(range(self.options.world_size)))
 
     def _show_loading(self, done: float, began_ns: int = 0) -> None:
         """Report how much of torch the fork server has loaded (any thread)."""
@@ -233,15 +207,30 @@ class Processes:
 
         Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
         """
+        options, stopped = self.options, StoppedRanks(lambda: self.record.snapshot.ranks)
         with noted() as interrupted:
+
+            def hopeless() -> bool:
+                dead = {*self.record.snapshot.with_status(Status.DEAD)}.intersection(ranks)
+                return any([interrupted(), self._closing, dead, stopped.among(ranks)])
+
             for rank in ranks:
-                self._launch_one(rank)
-            stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
-            missing = self.cluster.wait_for(
-                ranks,
-                self.options.timeout_s + 30.0,
-                lambda: interrupted() or self._any_dead(ranks) or bool(stopped.among(ranks)),
-            )
+                extra = {**self.devices.environment[rank], **self._network()}
+                environment = rank_environment(rank, options.world_size, options.threads, extra)
+                light = {
+                    "rank": rank,
+                    "events": self.receiver.url,
+                    "source": self.receiver.source,
+                    "log": str(self.log_file(rank)),
+                    "output_folder": str(self.output_folder),
+                }
+                # The log is the rank's and not the process's: what a process before wrote stays in
+                # it for the user, and must not be told as the last words of this one.
+                self.receiver.expect_from_start(rank)
+                self.begin_last_words((rank,))
+                boot = [["ddp_notebook.rank.boot:start", light]]
+                self.cluster.launch(rank, environment, boot, partial(self._begun, rank))
+            missing = self.cluster.wait_for(ranks, options.timeout_s + 30.0, hopeless)
             if interrupted():
                 # A process that nobody waits for could register as an engine at any time later,
                 # and would be a rank that has no group. Ended, they are simply dead ranks, which
@@ -249,10 +238,15 @@ class Processes:
                 for rank in ranks:
                     self.cluster.stop(rank)
                 raise KeyboardInterrupt
-        if missing and self.record.snapshot.ended:
-            raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
-        if missing:
-            raise SetupFailed(self._why_not_up(missing, stopped.among(missing)))
+        if not missing:
+            return
+        self.record.check_not_lost()
+        lines = deaths(self.record.snapshot)
+        for rank, why in stopped.among(missing).items():
+            lines.append(f"Rank {rank} did not start: {why}.")
+        raise SetupFailed(
+            "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
+        )
 
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
@@ -287,24 +281,10 @@ class Processes:
         self.record.resize(self.options.world_size, backend=devices.backend)
         self.launch(tuple(rank for rank in everyone if rank not in ranks))
 
-    def _launch_one(self, rank: int) -> None:
-        options = self.options
-        extra = {**self.devices.environment[rank], **self._network()}
-        environment = rank_environment(rank, options.world_size, options.threads, extra)
-        light = {
-            "rank": rank,
-            "events": self.receiver.url,
-            "source": self.receiver.source,
-            "log": str(self.log_file(rank)),
-            "output_folder": str(self.output_folder),
-        }
-        # The log is the rank's and not the process's: what a process before wrote stays in it for
-        # the user, and must not be told as the last words of this one.
-        self.receiver.expect_from_start(rank)
-        self.begin_last_words((rank,))
-        pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])
-        label = self.devices.labels[rank]
-        self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
+    def _begun(self, rank: int, pid: int) -> None:
+        # Before its end can be told, which the record would take for that of an earlier process.
+        label, now_ns = self.devices.labels[rank], time.monotonic_ns()
+        self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
     def _network(self) -> dict[str, str]:
         """Return what has gloo and NCCL use the loopback interface where the ranks meet there.
@@ -326,72 +306,65 @@ class Processes:
         visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
-    def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
-        """Return which rank could not be launched, and why; `stopped` says it of some."""
-        lines = deaths(self.record.snapshot)
-        lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
-        return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
-
-    def _any_dead(self, ranks: Ranks) -> bool:
-        states = self.record.snapshot.ranks
-        return self._closing or any(states[rank].status is Status.DEAD for rank in ranks)
-
     # -- the store ---------------------------------------------------------------------
 
-    def _store_process(self, port: int) -> StoreProcess:
-        self._need_folder("No store can be opened.")
-        return StoreProcess(
-            self.fork_server,
-            self.receiver,
-            self.record,
-            self.folder,
-            self.options.master_addr,
-            port,
-        )
+    def open_store(self, of: str = "session") -> None:
+        """Have the store of the session or of a script listen; its earlier one is closed.
 
-    def open_store(self) -> None:
-        """Have the session's store listen where the options say; an earlier one is closed."""
-        if self._store is not None:
-            self._store.close()
-        self._store = self._store_process(self.options.master_port)
+        The session's does where the options say.
+        """
+        if of in self._stores:
+            self._stores[of].close()
+        self._need_folder("No store can be opened.")
+        host, port = self.options.master_addr, self.options.master_port if of == "session" else 0
+        opened = StoreProcess(self.fork_server, self.receiver, self.record, self.folder, host, port)
+        self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
     def store_address(self) -> tuple[str, int]:
         """Where the store listens; opens it again when its process is gone. Raises SetupFailed."""
-        if self._store is None or not self._store.alive:
+        if not self.store_alive:
             self.open_store()
-        assert self._store is not None
-        return self._store.address(self.options.timeout_s)
+        return self._stores["session"].address(self.options.timeout_s)
 
-    @property
-    def store_alive(self) -> bool:
-        """True while the session's store can be reached."""
-        return self._store is not None and self._store.alive
+    def fresh_store(self) -> tuple[str, int]:
+        """The address of an empty store for a script: its keys would clash with the last run's."""
+        self.open_store("script")
+        return self._stores["script"].address(self.options.timeout_s)
+
+    def _living_stores(self) -> dict[str, int]:
+        """Return the processes that host a store."""
+        return {of: store.pid for of, store in self._stores.items() if store.alive}
 
     @property
     def store_pid(self) -> int:
         """The process that hosts the session's store, 0 when there is none."""
-        return self._store.pid if self._store is not None and self._store.alive else 0
+        return self._living_stores().get("session", 0)
+
+    @property
+    def store_alive(self) -> bool:
+        """True while the session's store can be reached."""
+        return "session" in self._living_stores()
 
     @property
     def script_store_alive(self) -> bool:
         """True while the last script's store can be reached."""
-        return self._script_store is not None and self._script_store.alive
-
-    def fresh_store(self) -> tuple[str, int]:
-        """The address of an empty store for a script: its keys would clash with the last run's."""
-        if self._script_store is not None:
-            self._script_store.close()
-        self._script_store = self._store_process(0)
-        return self._script_store.address(self.options.timeout_s)
+        return "script" in self._living_stores()
 
     # -- scripts -----------------------------------------------------------------------
 
     def open_script(self, cell: int, ranks: Ranks) -> ScriptProcesses:
         """Processes for a script in place of `ranks`; the last script's processes have ended."""
         self._need_folder("No script can be started.")
-        places = Places(self.record, self.cluster, self.logs, self.receiver)
-        folder = self.folder / f"script-{cell}"
-        self.script = ScriptProcesses(self.fork_server, places, folder, self.output_folder, ranks)
+        self.script = ScriptProcesses(
+            self.fork_server,
+            self.record,
+            self.cluster,
+            self.logs,
+            self.receiver,
+            self.folder / f"script-{cell}",
+            self.output_folder,
+            ranks,
+        )
         return self.script
 
     def end_script(self) -> None:
@@ -418,11 +391,10 @@ class Processes:
     # -- what serves the ranks ---------------------------------------------------------
 
     def _serving(self) -> dict[int, str]:
-        stores = [store for store in (self._store, self._script_store) if store and store.alive]
         return {
             self.fork_server.pid: "fork server",
             self.cluster.controller_pid: "ipyparallel controller",
-            **{store.pid: "store's process" for store in stores},
+            **dict.fromkeys(self._living_stores().values(), "store's process"),
         }
 
     def _wake(self, pid: int, name: str) -> None:
@@ -456,20 +428,57 @@ class Processes:
 
         Empty also once the session ends, which removes it.
         """
+        if self._closing:
+            return ""
+        folder, cleaner = self.folder, "perhaps one that cleans temporary files."
+        if not self._held.is_there:
+            return (
+                f"The session's temporary folder {folder} is gone: another program removed or "
+                f"renamed it, {cleaner} Ranks cannot be asked any more."
+            )
+        if not os.access(folder, os.W_OK):
+            return (
+                f"The session's temporary folder {folder} cannot be written to any more, as on a "
+                "file system that became read-only. No rank can be started there."
+            )
+        if not (folder / _EVENTS).exists():
+            return (
+                f"A file of the session is gone from {folder} ({_EVENTS}): another program "
+                f"removed it, {cleaner} No rank can be started there any more."
+            )
         started = any(state.stage is not None for state in self.record.snapshot.ranks)
-        return "" if self._closing else _gone(self._held, started)
+        if started and not (folder / _CONNECTION).exists():
+            return (
+                "The file by which ranks find the ipyparallel controller is gone "
+                f"({_CONNECTION} in {folder}). The controller removes it when it is told to end, "
+                f"as by SIGTERM; or something else did, {cleaner} No rank can be started there any "
+                "more."
+            )
+        return ""
 
     @property
     def unasked(self) -> str:
         """Says which ranks cannot be asked, as their sockets were removed; empty if not so."""
-        others_answer = self._closing or self.script is not None
-        return "" if others_answer else _unasked(self.folder, self.record.snapshot)
+        if self._closing or self.script is not None:
+            return ""
+        # Past setup ranks answer questions.
+        past = self.record.snapshot.with_status(Status.READY, Status.RUNNING)
+        sockets = {rank: questions_of(self.folder, rank) for rank in past}
+        ranks = tuple(rank for rank, socket in sockets.items() if not socket.exists())
+        if not ranks:
+            return ""
+        return (
+            f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed "
+            f"{', '.join(sockets[rank].name for rank in ranks)} from {self.folder}, perhaps one "
+            f"that cleans temporary files. So what {agree(ranks, 'it does', 'they do')} is not "
+            f"known. New processes can be asked: %ddp_restart --ranks {format_ranks(ranks)}"
+        )
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
         if self._closing:
-            ended = self.record.snapshot.ended or "The ranks were shut down."
-            raise SessionLost(f"{ended} Start again: %ddp_init")
+            self.record.check_not_lost()
+            raise SessionLost("The ranks were shut down. Start again: %ddp_init")
         if gone := self.folder_gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
@@ -494,9 +503,6 @@ class Processes:
         self._held.remove()
         return stays
 
-    def _say(self, event: Event) -> None:
-        self.record.hear((event,))
-
     def _exited(self, rank: int, pid: int, code: int) -> None:
         """A process ended (on the fork server client's thread)."""
         if self._closing:
@@ -506,18 +512,21 @@ class Processes:
             return
         # Only in the folder that this session has made: at its path may be another one by now.
         if self._held.is_there:
-            _remove_files_of(pid, self.folder, self.output_folder)
-        self._say(
-            RankExited(
-                rank=rank,
-                pid=pid,
-                exit_code=code,
-                last_words=self._log_tail(rank),
-                peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
-                oom_kills=out_of_memory.kills_since(self._oom_kills),
-                heard_ns=time.monotonic_ns(),
-            )
+            # What the process made for itself alone: a new one makes its own.
+            shutil.rmtree(multiprocessing_folder(self.folder, pid), ignore_errors=True)
+            for path in self.output_folder.glob(f"*-{pid}-*"):
+                path.unlink(missing_ok=True)
+        earlier = self._earlier_bytes.get(rank, 0)
+        exited = RankExited(
+            rank=rank,
+            pid=pid,
+            exit_code=code,
+            last_words=files.tail(self.log_file(rank), 4000, earlier),
+            peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
+            oom_kills=out_of_memory.kills_since(self._oom_kills),
+            heard_ns=time.monotonic_ns(),
         )
+        self.record.hear((exited,))
 
     def begin_last_words(self, ranks: Ranks) -> None:
         """A new run begins on these ranks: what their logs hold so far is not its output.
@@ -528,13 +537,6 @@ class Processes:
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._earlier_bytes[rank] = self.log_file(rank).stat().st_size
-
-    def _log_tail(self, rank: int) -> str:
-        with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._earlier_bytes.get(rank, 0), size - 4000))
-            return log.read().decode("utf-8", "replace")
-        return ""
 
     def _fork_server_lost(self) -> None:
         # First of all: who waits for the end of one of its children would wait in vain.
@@ -548,54 +550,6 @@ class Processes:
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
-
-
-def _gone(held: Held, started: bool) -> str:
-    """Return what is gone of a session's folder that new ranks need; empty if nothing is."""
-    folder, cleaner = held.path, "perhaps one that cleans temporary files."
-    if not held.is_there:
-        return (
-            f"The session's temporary folder {folder} is gone: another program removed or "
-            f"renamed it, {cleaner} Ranks cannot be asked any more."
-        )
-    if not os.access(folder, os.W_OK):
-        return (
-            f"The session's temporary folder {folder} cannot be written to any more, as on a file "
-            "system that became read-only. No rank can be started there."
-        )
-    if not (folder / _EVENTS).exists():
-        return (
-            f"A file of the session is gone from {folder} ({_EVENTS}): another program "
-            f"removed it, {cleaner} No rank can be started there any more."
-        )
-    if started and not (folder / _CONNECTION).exists():
-        return (
-            f"The file by which ranks find the ipyparallel controller is gone ({_CONNECTION} in "
-            f"{folder}). The controller removes it when it is told to end, as by SIGTERM; or "
-            f"something else did, {cleaner} No rank can be started there any more."
-        )
-    return ""
-
-
-def _unasked(folder: Path, snapshot: Snapshot) -> str:
-    listening = (state.rank for state in snapshot.ranks if state.status in _LISTENING)
-    ranks = tuple(rank for rank in listening if not questions_of(folder, rank).exists())
-    if not ranks:
-        return ""
-    names = ", ".join(questions_of(folder, rank).name for rank in ranks)
-    return (
-        f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed {names} from "
-        f"{folder}, perhaps one that cleans temporary files. So what "
-        f"{agree(ranks, 'it does', 'they do')} is not known. New processes can be asked: "
-        f"%ddp_restart --ranks {format_ranks(ranks)}"
-    )
-
-
-def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:
-    """Those that a process of a rank made for itself alone: a new one makes its own."""
-    shutil.rmtree(multiprocessing_folder(folder, pid), ignore_errors=True)
-    for path in output_folder.glob(f"*-{pid}-*"):
-        path.unlink(missing_ok=True)
 
 
 def _need_current_folder(meanwhile: str = "") -> None:

@@ -74,11 +74,10 @@ class SetUp:
     @property
     def half_way(self) -> bool:
         """True when there are ranks whose setup is not complete."""
-        states = self._record.snapshot.ranks
-        return bool(states) and any(
+        return any(
             (s.stage is not Stage.VERIFIED and s.status is not Status.DEAD)
             or (s.status is Status.DEAD and s.stage in (None, Stage.LAUNCHED))
-            for s in states
+            for s in self._record.snapshot.ranks
         )
 
     @property
@@ -113,43 +112,42 @@ class SetUp:
         options that cannot work, SetupFailed when setup cannot succeed; started ranks are kept.
         """
         with self._interrupted_in_words("%ddp_init"):
-            return self._init(options, replace=replace)
-
-    def _init(self, options: InitOptions, *, replace: bool) -> Board:
-        processes = self._pool.processes
-        why_anew = ""
-        if processes is not None and not self._pool.lost_reason and not replace:
-            dead = self._record.snapshot.with_status(Status.DEAD)
-            # Ranks whose setup failed are set up again in place: they have torch loaded, and keep
-            # their variables. That some have died is no hindrance, as these are replaced on the
-            # way.
-            if self.complete and len(dead) < self._record.snapshot.world_size:
-                raise UsageMistake(_running_already(options, self._record.snapshot))
-            if options.same_processes(processes.options):
-                self._findings.begin(Found(SET_UP))
-                try:
-                    self.make_ready()
-                    processes.adopt(options)
-                    return self._set_up(options)
-                except SessionLost:  # it was lost before, and only now is that known
-                    why_anew = "All processes are new, without variables: those before had ended."
-        preflight.check_package()
-        preflight.check_versions()
-        devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
-        if processes is None:
-            preflight.check_start(options.world_size)
-        self._findings.begin(Found(SET_UP))
-        if processes is not None and not self._pool.lost_reason and replace:
-            lacking = options.world_size - len(living(self._everyone, self._record.snapshot))
-            preflight.check_processes("%ddp_init --replace", ranks=max(0, lacking))
-            why_anew = processes.why_not_kept(options)
-            if not why_anew:
-                return self._resize(processes, options, devices)
-            why_anew = f"All processes are new, without variables: {why_anew}."
-        with deferred():
-            self._pool.close("New ranks were started.")
-        self._start(options, devices, why_anew)
-        return self._set_up(options)
+            processes = self._pool.processes
+            why_anew = ""
+            if processes is not None and not self._pool.lost_reason and not replace:
+                dead = self._record.snapshot.with_status(Status.DEAD)
+                # Ranks whose setup failed are set up again in place: they have torch loaded, and
+                # keep their variables. That some have died is no hindrance, as these are replaced
+                # on the way.
+                if self.complete and len(dead) < self._record.snapshot.world_size:
+                    raise UsageMistake(_running_already(options, self._record.snapshot))
+                if options.same_processes(processes.options):
+                    self._findings.begin(Found(SET_UP))
+                    try:
+                        self.make_ready()
+                        processes.adopt(options)
+                        return self._set_up(options)
+                    except SessionLost:  # it was lost before, and only now is that known
+                        why_anew = (
+                            "All processes are new, without variables: those before had ended."
+                        )
+            preflight.check_package()
+            preflight.check_versions()
+            devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
+            if processes is None:
+                preflight.check_start(options.world_size)
+            self._findings.begin(Found(SET_UP))
+            if processes is not None and not self._pool.lost_reason and replace:
+                lacking = options.world_size - len(living(self._everyone, self._record.snapshot))
+                preflight.check_processes("%ddp_init --replace", ranks=max(0, lacking))
+                why_anew = processes.why_not_kept(options)
+                if not why_anew:
+                    return self._resize(processes, options, devices)
+                why_anew = f"All processes are new, without variables: {why_anew}."
+            with deferred():
+                self._pool.close("New ranks were started.")
+            self._start(options, devices, why_anew)
+            return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
         """Replace the existing ranks; those that stay keep their variables."""
@@ -309,26 +307,22 @@ class SetUp:
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
         with self._interrupted_in_words("%ddp_abort"):
-            return self._abort(bring_up, members)
-
-    def _abort(self, bring_up: BringUp, members: Ranks) -> Board:
-        script = bring_up.processes.script
-        if script is not None and self._runs.in_script:
-            self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
-            self._runs.await_released()
+            script = bring_up.processes.script
+            if script is not None and self._runs.in_script:
+                self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
+                self._runs.await_released()
+                bring_up.processes.end_script()
+                return self._board()
             bring_up.processes.end_script()
+            # Asked before anything is freed: to be freed costs a rank its group, and afterwards all
+            # look as if their setup had not been complete.
+            had_group = not self.half_way
+            self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
+            self._record.check_not_lost()
+            self._runs.await_released()
+            if had_group and not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
+                return self._set_up(self.as_before())
             return self._board()
-        bring_up.processes.end_script()
-        # Asked before anything is freed: to be freed costs a rank its group, and afterwards all
-        # look as if their setup had not been complete.
-        had_group = not self.half_way
-        self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
-        if self._record.snapshot.ended:
-            raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
-        self._runs.await_released()
-        if had_group and not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            return self._set_up(self.as_before())
-        return self._board()
 
     def _unblock(self, bring_up: BringUp, members: Ranks) -> list[str]:
         """Free `members`; return a note about those that needed a new process for it."""
@@ -375,8 +369,8 @@ class SetUp:
         processes.end_script()
         survivors = tuple(rank for rank in self._everyone if rank not in members)
         in_stages = self._record.snapshot.with_status(Status.SETTING_UP, Status.PAUSED)
-        in_set_up = tuple(rank for rank in survivors if rank in in_stages)
-        paused = tuple(rank for rank in survivors if rank in self._runs.paused())
+        in_set_up = tuple(sorted({*survivors}.intersection(in_stages)))
+        paused = tuple(sorted({*survivors}.intersection(self._runs.paused())))
         with self._interrupted_in_words("%ddp_restart"):
             with self._unless_lost("%ddp_restart"), self._record.restarting(members):
                 self._runs.restarts(members)
@@ -447,8 +441,19 @@ class SetUp:
             left = busy()
         dead = self._record.snapshot.with_status(Status.DEAD)
         others = tuple(rank for rank in dead if rank not in stopped)
-        if left or others:
-            raise UsageMistake(_why_not_restarted(stopped, left, others))
+        if missing := left or others:  # a group needs every rank
+            where, then = "dead", "Restart"
+            if left:
+                where = "still in a cell"
+                then = "Free them with their variables: %ddp_abort. Or restart"
+            ended = verb(
+                stopped, "was ended and has no new process", "were ended and have no new processes"
+            )
+            raise UsageMistake(
+                f"{ended[:1].upper()}{ended[1:]} yet. The group needs every rank, and "
+                f"{name_ranks(missing)} {are(missing)} {where}. {then} them together: "
+                f"%ddp_restart --ranks {format_ranks((*stopped, *left, *others))}"
+            )
 
 
 def _running_already(options: InitOptions, known: Snapshot) -> str:
@@ -483,27 +488,9 @@ def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
     return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
 
 
-def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
-    """Say that ranks were ended without new ones, for a group needs every rank.
-
-    Those in a cell, else the dead.
-    """
-    missing = busy or dead
-    where = "still in a cell" if busy else "dead"
-    free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
-    ended = verb(
-        stopped, "was ended and has no new process", "were ended and have no new processes"
-    )
-    return (
-        f"{ended[:1].upper()}{ended[1:]} yet. "
-        f"The group needs every rank, and {name_ranks(missing)} {are(missing)} {where}. "
-        f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
-    )
-
-
 def _not_unblocked(ranks: Ranks) -> str:
     """Say that `ranks` have new processes because nothing else could unblock them."""
-    who = name_ranks(ranks).capitalize()
-    if len(ranks) == 1:
-        return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
-    return f"{who} could not be unblocked. Their processes were replaced; their variables are lost."
+    replaced = agree(ranks, "Its process was replaced; its", "Their processes were replaced; their")
+    return (
+        f"{name_ranks(ranks).capitalize()} could not be unblocked. {replaced} variables are lost."
+    )

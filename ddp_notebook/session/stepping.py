@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     LineLeft,
     Ranks,
@@ -23,13 +23,12 @@ from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
-from ddp_notebook.session.runs.settling import Settling, paused_ranks
+from ddp_notebook.session.runs.run import CellRun, Settling, paused_ranks
 from ddp_notebook.views import step_rows
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap
 
@@ -85,18 +84,17 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
     # To an operation there is no jump: which collective comes next is known once ranks pause before
     # it, so they are let go one at a time until some are before that one.
     while True:
-        moving = paused_ranks(run.events, run.logs, wanted.ranks)
+        moving = paused_ranks(run, wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run))
         left = _let_go(run, moving, wanted)
-        settling = Settling(run.events, run.logs, run.cluster, left)
+        settling = Settling(run, left)
         while not settling.done() and not interrupted():
             run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
-            if ended := run.record.snapshot.ended:
-                raise SessionLost(f"{ended} Start again: %ddp_init")
+            run.record.check_not_lost()
         if not wanted.operation or interrupted() or run.done:
             break
-        paused = paused_ranks(run.events, run.logs, wanted.ranks)
+        paused = paused_ranks(run, wanted.ranks)
         tails = run.logs.read(paused, run.cell, last=1).of
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
@@ -126,7 +124,7 @@ def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
         # Steps that are not over end, too, such as of ranks in a collective that waits for others.
         _move(run, tuple(rank for rank in run.pending if rank not in ranks), calls.Move(How.END))
     question = calls.RESUME if wanted.to == END else calls.STEP
-    asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
+    asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S)
     return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
@@ -135,7 +133,7 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
 
     They do not say themselves that they have left: it is known here first.
     """
-    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S) if ranks else {}
+    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
     answers = answered(asked)
     now_ns = time.monotonic_ns()
     left = [
@@ -154,7 +152,7 @@ def _why_not(run: CellRun) -> str:
             f"{run.heading} has finished: there is nothing to step. To stop in the next: "
             "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
-    paused = paused_ranks(run.events, run.logs)
+    paused = paused_ranks(run)
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
     return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."

@@ -72,14 +72,12 @@ class StoppedRanks:
             self._next_s = now_s + self._LOOK_EVERY_S
             # Rebuilt at each look: a rank that ran in between counts from its next stop, so that
             # who stops a rank for a moment again and again is never told that it stays stopped.
-            self._since = {r: self._since.get(r, now_s) for r in ranks if _is_stopped(states[r])}
+            alive = [r for r in ranks if states[r].status is not Status.DEAD and states[r].pid]
+            stopped_now = [r for r in alive if is_stopped(states[r].pid or 0)]
+            self._since = {r: self._since.get(r, now_s) for r in stopped_now}
         long = [r for r in self._since.keys() & {*ranks} if now_s > self._since[r] + self.LONG_S]
         stopped = "its process is stopped, by kill -STOP; resume it"
         return {rank: f"{stopped}: kill -CONT {states[rank].pid}" for rank in sorted(long)}
-
-
-def _is_stopped(state: RankState) -> bool:
-    return state.status is not Status.DEAD and state.pid is not None and is_stopped(state.pid)
 
 
 def process_of(pid: int | None) -> tuple[str, float]:

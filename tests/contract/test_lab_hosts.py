@@ -224,7 +224,9 @@ def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
         pids = kernel.pids()
         kernel.run("%ddp_fault firewall-ranks")
         assert len(networks() - before) == 2
-        holder = kernel.ask("get_ipython()._ddp_notebook_magics.session.pool.processes._lab.pid")
+        holder = kernel.ask(
+            "get_ipython()._ddp_notebook_magics.session.pool.processes._lab._holder.pid"
+        )
         assert is_alive(holder)
         os.kill(kernel.pid if victim == "kernel" else pids.fork_server, signal.SIGKILL)
         eventually(lambda: not is_alive(holder), KILLED_WITHIN_S, "the end of who held them")

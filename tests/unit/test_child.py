@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 
 CODE = """
 import os, sys, weakref
@@ -62,10 +62,10 @@ def test_a_fork_never_returns_to_the_fork_server_even_if_its_streams_raise() -> 
 def test_a_fork_server_that_ends_by_itself_is_named_and_not_the_children_it_ends(
     tmp_path: Path,
 ) -> None:
-    server, lost, ends = ForkServerClient("process"), threading.Event(), list[int]()
+    server, lost, ends = ForkServerClient("process"), threading.Event(), list[str]()
     try:
         server.ready.result(60)
-        server.spawn_call("signal:pause", {}, tmp_path / "log", ends.append)
+        CalledProcess(server, "signal:pause", {}, tmp_path / "log", lambda: ends.append("paused"))
         server.on_lost(lost.set)
         server._send({"cmd": "own"})  # without a folder: it raises
         assert lost.wait(60)

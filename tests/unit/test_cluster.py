@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tornado.ioloop import IOLoop
@@ -14,7 +17,12 @@ from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.cluster.ipyparallel_private import CALM_S, calm
 from ddp_notebook.cluster.questions import OrderSender
 from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.launch.devices import plan_devices
+from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
+from ddp_notebook.session import InitOptions
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.session_processes import Processes
 
 
 def test_a_rank_that_ended_before_it_was_called_could_not_answer(tmp_path: Path) -> None:
@@ -91,3 +99,29 @@ def test_a_clock_that_is_set_back_does_not_stop_the_controllers_heart(
     controller.ignore_the_wall_clock()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert abs(IOLoop.time(IOLoop.__new__(IOLoop)) - time.monotonic()) < 60
+
+
+def test_a_process_that_ends_before_its_start_is_told_leaves_a_dead_rank(tmp_path: Path) -> None:
+    """Under load its end can be read before the thread that starts it goes on."""
+
+    def spawn(
+        spec: object,
+        on_exit: Callable[[int], None],
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> int:
+        begun(77)
+        on_exit(-9)
+        return 77
+
+    record, server = Record(), Mock()
+    server.spawn, server.pid, server.peak_bytes = spawn, os.getpid(), {}
+    record.begin(1)
+    plan = plan_devices(1, "cpu", "gloo", (), ())
+    options = InitOptions(world_size=1, device="cpu")
+    processes = Processes(options, plan, server, record, lambda reason: None)
+    try:
+        processes.cluster.wait_for = lambda *_: ()  # type: ignore[method-assign]
+        processes.launch((0,))
+        assert record.snapshot.ranks[0].status is Status.DEAD
+    finally:
+        processes.close(keep_warm=False)

@@ -126,6 +126,17 @@ def test_code_that_is_newer_than_the_job_or_too_long_is_not_shown_as_its(tmp_pat
     assert files.source(script, most_bytes=6) == "x = 1\n"
 
 
+def test_the_end_of_a_file_is_read_from_where_it_is_wanted(left: Path, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"earlier run\xff\nthis run\n")
+    assert files.tail(log) == "earlier run\ufffd\nthis run\n"
+    assert files.tail(log, 5) == " run\n"
+    assert files.tail(log, 4000, begin=13) == "this run\n"
+    assert files.tail(log, 4000, begin=99) == files.tail(tmp_path / "gone.log") == ""
+    with at_once():
+        assert files.tail(left) == ""
+
+
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that every user can read, with a log of a job in it."""

@@ -28,7 +28,7 @@ from ddp_notebook.rank.calls import Breakpoints, Script
 from ddp_notebook.rank.cells.output import whole_characters
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.script_processes import Places, ScriptProcesses
+from ddp_notebook.session.script_processes import ScriptProcesses
 
 
 @pytest.fixture
@@ -43,6 +43,15 @@ def record() -> Record:
             )
         )
     return record
+
+
+def script_on(
+    record: Record, elsewhere: Any, folder: Path, ranks: tuple[int, ...]
+) -> ScriptProcesses:
+    """Make the processes of a script; `elsewhere` is all that they act on besides the record."""
+    return ScriptProcesses(
+        elsewhere, record, elsewhere, elsewhere, elsewhere, folder / "script", folder, ranks
+    )
 
 
 def test_a_scripts_processes_have_the_ranks_places_until_they_are_taken_back(
@@ -78,8 +87,7 @@ def test_what_a_scripts_process_has_said_is_not_of_the_ranks_once_they_are_back(
     told: list[Event] = []
     record.subscribe(told.extend)
     elsewhere = Mock()  # the cluster, the logs and the receiver: what is told is tested here
-    places = Places(record, elsewhere, elsewhere, elsewhere)
-    script = ScriptProcesses(elsewhere, places, tmp_path / "script", tmp_path, (0, 1))
+    script = script_on(record, elsewhere, tmp_path, (0, 1))
     (hand_over,) = elsewhere.add_source.call_args.args
     hand_over((CellStarted(rank=1, cell=3, heard_ns=3),))
     assert record.snapshot.ranks[1].status is Status.RUNNING
@@ -98,9 +106,8 @@ def test_a_script_is_ended_only_once_the_end_of_each_process_was_reported(
     elsewhere = Mock()
     order, ended = list[str](), threading.Event()
     elsewhere.peak_bytes = {}
-    places = Places(record, elsewhere, elsewhere, elsewhere)
-    script = ScriptProcesses(elsewhere, places, tmp_path / "script", tmp_path, (1,))
-    elsewhere.spawn.return_value = 77
+    script = script_on(record, elsewhere, tmp_path, (1,))
+    elsewhere.spawn.side_effect = lambda spec, report, begun: begun(77)
     what = Script(4, 1, "train.py", "train.py", (), 1, Breakpoints(()))
     script.start({1: what}, {1: {}}, {})
     report = elsewhere.spawn.call_args.args[1]

@@ -19,10 +19,3 @@ def test_a_timeout_is_scaled_by_the_tasks_per_core(
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert scaled_for_load(10.0) == expected_s
-
-
-def test_a_timeout_is_unchanged_without_a_load_average(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "getloadavg", raising=False)
-    assert scaled_for_load(10.0) == 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -144,34 +144,26 @@ def _where(events: RunEvents) -> str:
     return f"{events.script}, line" if events.script else "cell line"
 
 
-def _at_lines(events: RunEvents, ends: Sequence[CellFinished]) -> str:
-    lines = sorted({end.line for end in ends} - {0})
-    plural = "s" if len(lines) > 1 else ""
-    return f" at {_where(events)}{plural} {', '.join(map(str, lines))}" if lines else ""
-
-
 def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
     """Return the error of a run that the user interrupted: who stopped, who is still in it."""
-    by_outcome: dict[str, list[CellFinished]] = {}
-    for end in tuple(events.finished.values()):
-        by_outcome.setdefault(end.outcome, []).append(end)
-    where = _at_lines(events, by_outcome.get("interrupted", ()))
+    ends, lines = tuple(events.finished.values()), []
+    at = sorted({end.line for end in ends if end.outcome == "interrupted"} - {0})
+    place = f"{_where(events)}{'s' * (len(at) > 1)}"
+    where = f" at {place} {', '.join(map(str, at))}" if at else ""
     ways = {"interrupted": f"stopped{where}", "ok": "had finished", "error": "had raised an error"}
-    lines = [
-        f"{name_ranks(tuple(end.rank for end in by_outcome[outcome]))} {what}"
-        for outcome, what in ways.items()
-        if outcome in by_outcome
-    ]
+    for outcome, what in ways.items():
+        if left := tuple(end.rank for end in ends if end.outcome == outcome):
+            lines.append(f"{name_ranks(left)} {what}")
     if events.died:
         lines.append(f"{name_ranks(events.died)} died")
-    begun = tuple(rank for rank in events.pending if rank in events.started)
+    begun = tuple(sorted(events.started.intersection(events.pending)))
     lines += [f"{name_ranks(ranks)} still in {doing}" for ranks, doing in doings(begun, snapshot)]
     if begun:
         lines.append(
             f"get {them(begun)} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
             f"{format_ranks(begun)}"
         )
-    if late := tuple(rank for rank in events.pending if rank not in events.started):
+    if late := set(events.pending) - events.started:
         lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
     return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", events.pending)
 

@@ -27,7 +27,6 @@ from ddp_notebook.model import (
     Ranks,
     RankState,
     Remark,
-    RunFacts,
     Snapshot,
     Status,
 )
@@ -246,7 +245,9 @@ def examine_results(
         return None
     if not {("ok", True)} <= ends <= {("ok", True), ("ok", False)}:
         return None
-    facts = _facts(events, cluster)
+    answers = cluster.ask(events.ranks, calls.RUN_FACTS, calls.Nothing(), 2.0)
+    # Only ranks that took part have a training report of this run.
+    facts = {rank: facts for rank, facts in answered(answers).items() if facts.run == events.cell}
     if set(facts) != set(events.ranks):
         return None  # of some ranks alone little can be compared
     diagnosis = diagnose_training(facts, Collectives(), sources)
@@ -255,12 +256,6 @@ def examine_results(
         collectives = logs.read(events.ranks, events.cell)
         diagnosis = diagnose_training(facts, collectives, sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None
-
-
-def _facts(events: RunEvents, cluster: RankCluster) -> dict[int, RunFacts]:
-    """Ask the ranks for their training reports of the run; only those that took part have one."""
-    answers = cluster.ask(events.ranks, calls.RUN_FACTS, calls.Nothing(), 2.0)
-    return {rank: facts for rank, facts in answered(answers).items() if facts.run == events.cell}
 
 
 def remarks_on(events: RunEvents, cluster: RankCluster) -> tuple[Remark, ...]:

@@ -23,7 +23,7 @@ from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.preflight import check_processes
 from ddp_notebook.session.runs.endings import CellResult, exits
-from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
+from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState, paused_ranks
 from ddp_notebook.session.runs.scripts import (
     Script,
     ScriptRun,
@@ -31,7 +31,6 @@ from ddp_notebook.session.runs.scripts import (
     find_script,
     place_of_python,
 )
-from ddp_notebook.session.runs.settling import paused_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
@@ -313,7 +312,7 @@ class RunRegistry:
         if current is None or not current.paused:
             return {}
         stops = current.stops
-        ranks = paused_ranks(current.events, current.logs)
+        ranks = paused_ranks(current)
         return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
 
     # -- claims --------------------------------------------------------------------------

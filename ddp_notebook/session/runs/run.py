@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellFailed, DDPError, SessionLost
 from ddp_notebook.model import (
+    Activity,
     Case,
+    Collective,
     Diagnosis,
     Event,
     LineStopped,
@@ -26,6 +29,7 @@ from ddp_notebook.model import (
     StepTable,
 )
 from ddp_notebook.rank import calls
+from ddp_notebook.session.collective_logs import READ_LAST
 from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs import endings
@@ -39,8 +43,8 @@ from ddp_notebook.session.runs.gather import (
     without_earlier_failures,
 )
 from ddp_notebook.session.runs.run_events import RunEvents
-from ddp_notebook.session.runs.settling import Settling, table
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.views import step_rows
 from ddp_notebook.views.output_log import split_errors
 
 if TYPE_CHECKING:
@@ -124,6 +128,76 @@ class RunOptions:
     detach: bool = False
     started: Callable[[CellRun], None] | None = None
     """Called once the run has begun."""
+
+
+class Settling:
+    """Whether every rank of a run is paused, waits in a collective, or has finished.
+
+    `left` holds the numbers of the collectives at which ranks were paused before.
+    """
+
+    STILL_S = 0.3
+    """A rank that is not paused and has issued nothing for this long is asked what it is doing."""
+    LOOKS = 2
+    """Number of consecutive checks that must find it waiting."""
+
+    def __init__(self, run: CellRun, left: Mapping[int, int | None] = MappingProxyType({})) -> None:
+        self._run = run
+        self._left = left
+        self._picture: object = None
+        self._since_s = time.monotonic()
+        self._looks = 0
+
+    def done(self) -> bool:
+        """Return whether no rank can make progress without being stepped."""
+        run = self._run
+        pending = run.pending
+        if run.stops.keys() >= set(pending):
+            return True
+        tails = run.logs.read(pending, run.cell, last=1).of
+        paused = {*before_collectives(tails, self._left), *run.stops}
+        free = tuple(rank for rank in pending if rank not in paused)
+        if not free:
+            return True
+        picture = (pending, {rank: tails.get(rank) for rank in free})
+        if picture != self._picture:
+            self._picture, self._since_s, self._looks = picture, time.monotonic(), 0
+            return False
+        if time.monotonic() - self._since_s < self.STILL_S:
+            return False
+        # No record says that a rank waits elsewhere (in a sleep, for a lock), so it is asked. That
+        # is slow beside a step: only ranks that have been still for some time are.
+        self._since_s = time.monotonic()
+        answers = run.cluster.ask(free, calls.REPORT, calls.Nothing(), 1.0)
+        reports = calls.answered(answers).values()
+        # A rank that does not answer in time, or waits only briefly, may be making progress.
+        waiting = len(reports) == len(free) and all(
+            report.activity is Activity.WAITING for report in reports
+        )
+        self._looks = self._looks + 1 if waiting else 0
+        return self._looks >= self.LOOKS
+
+
+def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:
+    """Return those of `ranks` (all by default) that pause at a line or before a collective."""
+    among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
+    others = tuple(rank for rank in among if rank not in run.stops)
+    tails = run.logs.read(others, run.cell, last=1).of if others else {}
+    before = before_collectives(tails, {})
+    return tuple(rank for rank in among if rank in before or rank in run.stops)
+
+
+def before_collectives(
+    tails: Mapping[int, Sequence[Collective]], left: Mapping[int, int | None]
+) -> set[int]:
+    """Return the ranks that pause before a collective, and not still before the one in `left`."""
+    # A rank that was let go says so in its record a moment later: until then the record reads as if
+    # it were paused there. So being paused counts at another number only.
+    return {
+        rank
+        for rank, tail in tails.items()
+        if any(step_rows.is_paused(r) and r.number != left.get(rank) for r in tail)
+    }
 
 
 class CellRun:
@@ -360,13 +434,23 @@ class CellRun:
     def standing(self) -> CellResult:
         """Return the state while ranks are in it: errors, and the output since the last call."""
         _, outputs = split_errors(self.events.news())
-        return CellResult(
-            self.events.errors_and_output()[0], outputs, {}, None, pending=self.pending
-        )
+        errors, _ = self.events.errors_and_output()
+        return CellResult(errors, outputs, {}, None, pending=self.pending)
 
     def step_table(self) -> StepTable:
         """Return where its ranks stand, as the table of a step."""
-        return table(self.events, self.logs)
+        stops = dict(self.stops)
+        # A rank paused at a line is shown at that line; of its collectives only the count is shown.
+        last = 1 if stops.keys() >= set(self.pending) else READ_LAST
+        table = step_rows.collective_table(
+            self.logs.read(self.ranks, self.cell, last),
+            self.ranks,
+            self.pending,
+            time.monotonic_ns(),
+            what=self.script or "The cell",
+            failures=endings.failures(self.events),
+        )
+        return step_rows.line_table(stops, table) if stops else table
 
     def see_through(
         self, interrupted: Callable[[], bool], *, until_paused: bool = False
@@ -377,7 +461,7 @@ class CellRun:
         released. Ranks that are stuck or do not stop are `pending` in the result.
         """
         try:
-            settling = Settling(self.events, self.logs, self.cluster) if until_paused else None
+            settling = Settling(self) if until_paused else None
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
             result = self._outcome(stuck, interrupted, until_paused=until_paused)
@@ -404,7 +488,13 @@ class CellRun:
         if self.lost_reason and (self.pending or self.events.unreached):
             return self._lost()
         if self.pending and interrupted():
-            return self._interrupt()
+            self.abort()
+            deadline_s = time.monotonic() + _STOP_WITHIN_S
+            while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
+                self.signal_started()
+                self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
+            # Whether or not they have stopped.
+            return self.result(endings.interruption(self.events, self.record.snapshot))
         if self.stops and until_paused:
             return replace(self.standing(), error=self.error(), steps=self.step_table())
         return self.end()
@@ -449,15 +539,6 @@ class CellRun:
                 return None
         return None
 
-    def _interrupt(self) -> CellResult:
-        """Interrupt its ranks; returns whether or not they stop."""
-        self.abort()
-        deadline_s = time.monotonic() + _STOP_WITHIN_S
-        while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
-            self.signal_started()
-            self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
-        return self.result(endings.interruption(self.events, self.record.snapshot))
-
     def _lost(self) -> CellResult:
         return self.result(SessionLost(f"{self.lost_reason} Start again: %ddp_init"))
 
@@ -487,9 +568,8 @@ class CellRun:
         elif result.error is None and self.done:
             self.found.nothing()
         elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
-            died = {
-                rank: e for rank, e in self.events.died.items() if rank not in self.events.restarted
-            }
+            ended = self.events.restarted
+            died = {rank: e for rank, e in self.events.died.items() if rank not in ended}
             own = (
                 *deaths.died(died, script=bool(self.script)),
                 *failures.raised(self.events.finished.values(), self.ranks),
@@ -536,25 +616,21 @@ class CellRun:
 
     def follow(self, timeout_s: float | None, interrupted: Callable[[], bool]) -> CellResult:
         """Wait for the end of the detached run, an interrupt, or until its ranks are all paused."""
-        settling = Settling(self.events, self.logs, self.cluster)
+        settling = Settling(self)
         ended, over = self.ended, threading.Event()
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         ended.add_done_callback(lambda _: over.set())
         while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
             if interrupted():
                 self.stop()
-            elif self.paused and self._all_paused(settling):
-                return replace(self.standing(), error=self.error(), steps=self.step_table())
-            elif time.monotonic() >= deadline_s:
+                continue
+            try:
+                if self.paused and settling.done() and not self.done:
+                    return replace(self.standing(), error=self.error(), steps=self.step_table())
+            except Exception:
+                if not self.lost_reason:  # else `ended` says that the session has ended
+                    raise
+            if time.monotonic() >= deadline_s:
                 return self.standing()
         self.reported = True
         return ended.result()
-
-    def _all_paused(self, settling: Settling) -> bool:
-        """True if all its ranks are paused, so that only a step resumes them."""
-        try:
-            return settling.done() and not self.done
-        except Exception:
-            if not self.lost_reason:
-                raise
-            return False

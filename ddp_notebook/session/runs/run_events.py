@@ -94,32 +94,34 @@ class RunEvents:
         """Fold events in; those of other ranks and other runs change nothing."""
         with self.lock:
             for event in events:
-                if event.rank in self._logs:
-                    self._take(event)
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Output() if event.cell == self.cell:
-                self._logs[event.rank].add(event)
-                self.changes += 1
-            case CellStarted() if event.cell == self.cell:
-                self.started.add(event.rank)
-            case LineStopped() | LineLeft() if event.cell == self.cell:
-                self._lines.take(event, event.heard_ns)
-            case CellFinished() if event.cell == self.cell:
-                self.finished[event.rank] = event
-                self._left(event)
-                if event.withheld_bytes:
-                    self.withheld[event.rank] = event.withheld_bytes
-            case Pulse() if event.cell == self.cell and event.withheld_bytes:
-                self.withheld[event.rank] = event.withheld_bytes
-                self.changes += 1
-            # A process that ends after its rank has finished the run is no death in the run.
-            case RankExited() if event.rank not in self.finished and event.cell in (-1, self.cell):
-                self.died[event.rank] = event
-                self._left(event)
-            case RankSpawned() if event.rank in self.died:
-                self.replaced.add(event.rank)
+                rank = event.rank
+                if rank not in self._logs:
+                    continue
+                match event:
+                    case Output() if event.cell == self.cell:
+                        self._logs[rank].add(event)
+                        self.changes += 1
+                    case CellStarted() if event.cell == self.cell:
+                        self.started.add(rank)
+                    case LineStopped() | LineLeft() if event.cell == self.cell:
+                        self._lines.take(event, event.heard_ns)
+                    case CellFinished() if event.cell == self.cell:
+                        self.finished[rank] = event
+                        self._left(event)
+                        if event.withheld_bytes:
+                            self.withheld[rank] = event.withheld_bytes
+                    case Pulse() if event.cell == self.cell and event.withheld_bytes:
+                        self.withheld[rank] = event.withheld_bytes
+                        self.changes += 1
+                    # A process that ends after its rank has finished the run is no death in it.
+                    case RankExited() if rank not in self.finished and event.cell in (
+                        -1,
+                        self.cell,
+                    ):
+                        self.died[rank] = event
+                        self._left(event)
+                    case RankSpawned() if rank in self.died:
+                        self.replaced.add(rank)
 
     def _left(self, event: CellFinished | RankExited) -> None:
         if event.rank in self.stops:
@@ -149,18 +151,20 @@ class RunEvents:
 
     def news(self) -> tuple[OutputGroup, ...]:
         """Return the text output since the last call."""
+        fresh: dict[int, tuple[OutputItem, ...]] = {}
         with self.lock:
-            fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
-        return group({rank: items for rank, items in fresh.items() if items})
-
-    def _fresh(self, rank: int, items: Sequence[OutputItem]) -> tuple[OutputItem, ...]:
-        count, characters = self._shown.get(rank, (0, 0))
-        self._shown[rank] = (len(items), len(items[-1].text) if items else 0)
-        fresh = list(items[count:])
-        # The last piece that was shown may have grown since: a log adds to it while it can.
-        if count and count <= len(items) and len(items[count - 1].text) > characters:
-            fresh.insert(0, replace(items[count - 1], text=items[count - 1].text[characters:]))
-        return tuple(fresh)
+            for rank, log in self._logs.items():
+                items = log.items()
+                count, characters = self._shown.get(rank, (0, 0))
+                self._shown[rank] = (len(items), len(items[-1].text) if items else 0)
+                new = tuple(items[count:])
+                # The last piece that was shown may have grown since: a log adds to it while it can.
+                if count and count <= len(items) and len(items[count - 1].text) > characters:
+                    last = items[count - 1]
+                    new = (replace(last, text=last.text[characters:]), *new)
+                if new:
+                    fresh[rank] = new
+        return group(fresh)
 
     def written(self, rank: int) -> str:
         """Return the text output of `rank` received so far."""

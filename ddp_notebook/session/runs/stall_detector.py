@@ -88,7 +88,11 @@ class StallDetector:
         now_s = self._clock()
         if now_s < self._next_s:
             return None
-        if self._made_progress(now_s):
+        if (moved := self._moved()) != self._last_moved:
+            # A rank has made progress since the last check: none is asked for a while.
+            self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
+            self._previous, self._pause_s = None, LOOK_EVERY_S
+            self._picture = None  # a loop of slow collectives looks the same at each check
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
@@ -115,16 +119,6 @@ class StallDetector:
             return None
         self._previous = None
         return self._after_long_stillness(case, now_s)
-
-    def _made_progress(self, now_s: float) -> bool:
-        """Return whether a rank has moved since the last check: then none is asked for a while."""
-        moved = self._moved()
-        if moved == self._last_moved:
-            return False
-        self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
-        self._previous, self._pause_s = None, LOOK_EVERY_S
-        self._picture = None  # a loop of slow collectives looks the same at each check
-        return True
 
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """Return whether the finding may be transient, because ranks lack a CPU."""

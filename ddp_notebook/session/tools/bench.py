@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.session_processes import Processes
     from ddp_notebook.session.set_up import SetUp
 
 Result = TypeVar("Result")
@@ -185,7 +184,7 @@ class Benchmarks:
         was measured.
         """
         options = options or BenchOptions()
-        processes = self._pool.need("%ddp_bench")
+        device = self.device
         members = self._runs.idle(options.ranks, "%ddp_bench")
         check_group(self._record.snapshot)
         if self._set_up.half_way:
@@ -197,7 +196,12 @@ class Benchmarks:
                     f"--world-sizes {size}: there are {len(members)} ranks to take part. For "
                     f"example: --world-sizes {example}"
                 )
-        device = _device(options, processes)
+        if options.device == "cuda" and not device.startswith("cuda"):
+            raise UsageMistake(
+                "--device cuda: the ranks were started without GPUs. With them: "
+                "%ddp_init --device cuda --replace"
+            )
+        device = "cpu" if options.device == "cpu" else device
         answers = self._ask(members, calls.BENCH_FACTS, calls.BenchDevice(device))
         if not answers.complete:
             raise UsageMistake(f"%ddp_bench cannot begin: {_why(answers)}.")
@@ -384,17 +388,6 @@ def _how(answers: Answers[Any]) -> str:
     why = "; ".join(died) or said_by(stopped) or said_by(answers.texts, " raised ")
     why = why or f"{name_ranks(answers.pending)} did not answer"
     return f"The benchmark ended early: {why}."
-
-
-def _device(options: BenchOptions, processes: Processes) -> str:
-    """Return the device the tensors live on."""
-    device = processes.devices.device
-    if options.device == "cuda" and not device.startswith("cuda"):
-        raise UsageMistake(
-            "--device cuda: the ranks were started without GPUs. With them: "
-            "%ddp_init --device cuda --replace"
-        )
-    return "cpu" if options.device == "cpu" else device
 
 
 def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: str) -> None:

@@ -36,7 +36,18 @@ class BenchResult(BenchRun):
     def of(cls, run: BenchRun, baseline: BenchRun | None = None) -> Self:
         """Return the result of `run`, without a `baseline` that has none of its curves."""
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
-        why_not = _why_not_beside(run, baseline) if baseline is not None else ""
+        why_not = ""
+        if baseline is not None:
+            own, other = ((each.backend, each.device.split(":")[0]) for each in (run, baseline))
+            if own != other:
+                why_not = (
+                    f"it is of {baseline.backend} on {baseline.device}, and this run of "
+                    f"{run.backend} on {run.device}"
+                )
+            elif not {curve.key for curve in run.curves} & {c.key for c in baseline.curves}:
+                why_not = (
+                    "it has no operation, dtype, mode and number of ranks that was measured now"
+                )
         if why_not:
             # Nobody has it yet: until it is returned a frozen value may be completed.
             object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
@@ -145,18 +156,6 @@ class BenchResult(BenchRun):
         except OSError as error:
             raise UsageMistake(f"{path} cannot be written: {error}.") from None
         return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"
-
-
-def _why_not_beside(run: BenchRun, baseline: BenchRun) -> str:
-    """Return why no curve of a baseline can stand beside one of the run; empty when one can."""
-    if (run.backend, run.device.split(":")[0]) != (baseline.backend, baseline.device.split(":")[0]):
-        return (
-            f"it is of {baseline.backend} on {baseline.device}, and this run of {run.backend} on "
-            f"{run.device}"
-        )
-    if not {curve.key for curve in run.curves} & {curve.key for curve in baseline.curves}:
-        return "it has no operation, dtype, mode and number of ranks that was measured now"
-    return ""
 
 
 def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:

@@ -91,8 +91,7 @@ def _state_of(bound: Bound, spec: Breakpoint) -> str:
     if not spec.on and not (bound.line and bound.loaded):
         return "pending: not imported yet; it stops once it is"
     none = "no hit yet" if spec.condition else "not reached yet"
-    hits = f"{bound.passes:,} hits" if bound.passes else none
-    hits = "1 hit" if bound.passes == 1 else hits
+    hits = {0: none, 1: "1 hit"}.get(bound.passes, f"{bound.passes:,} hits")
     hits = f"{hits}, over" if bound.done else hits
     return f"{hits}; {bound.note}" if bound.note else hits
 
@@ -148,9 +147,16 @@ class Breakpoints:
         """
         self._pool.need(_VERB)
         existing(wanted.ranks, self._record.snapshot)
-        placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
+        options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
+        if wanted.on == COLLECTIVE and any(options):
+            raise UsageMistake(
+                "--on collective pauses every rank before each collective, and takes no other "
+                "options. Some ranks alone can then continue: %ddp_step --ranks 1"
+            )
+        placed = wanted if wanted.on else self._placed(where, wanted)
         _check_code(placed)
-        spec = replace(placed, number=self._last_number + 1)
+        once = placed.once or placed.on == NAN
+        spec = replace(placed, number=self._last_number + 1, once=once)
         self._all[spec.number] = spec
         self.enabled = True
         if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
@@ -211,11 +217,10 @@ class Breakpoints:
         wanted = [n for n, point in self._all.items() if point.on == NAN and n not in self._over]
         if not wanted or not self.enabled:
             return
-        for row in self.rows():
-            number = row.breakpoint.number
-            if number in wanted and any(bound.done for bound in row.bounds.values()):
-                self._over[number] = row.bounds
-        if any(number in self._over for number in wanted):
+        rows = [row for row in self.rows() if row.breakpoint.number in wanted]
+        ended = [row for row in rows if any(bound.done for bound in row.bounds.values())]
+        self._over |= {row.breakpoint.number: row.bounds for row in ended}
+        if ended:
             self._send()
 
     def run_begins(self, run: CellRun) -> None:
@@ -348,17 +353,6 @@ def moved(before: str, line: int, after: str) -> int | None:
             kept = kind == "equal" or (kind == "replace" and index < there_end)
             return index + 1 if kept else 0
     return 0
-
-
-def _on_event(wanted: Breakpoint) -> Breakpoint:
-    """Raises UsageMistake for options that do not apply to a collective, an error or a value."""
-    options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
-    if wanted.on == COLLECTIVE and any(options):
-        raise UsageMistake(
-            "--on collective pauses every rank before each collective, and takes no other options. "
-            "Some ranks alone can then continue: %ddp_step --ranks 1"
-        )
-    return replace(wanted, once=True) if wanted.on == NAN else wanted
 
 
 def _check_code(spec: Breakpoint) -> None:

@@ -152,7 +152,11 @@ class Wrap:
         kinds = self._ask(calls.DESCRIBE, self._request)
         if all(description.kind == "ddp" for description in kinds.values()):
             self.done, self.stage = True, None
-            self._show_reduction()
+            known = self._ask(calls.REDUCTION, self._request)
+            step = known[self.ranks[0]].steps
+            text = f"as DDP noted it in step {step}" if step else "no step yet"
+            self._details = list(construction.reduction_lines(known, self.name))
+            self._show(WrapStage.BUCKETS, dict.fromkeys(self.ranks, text))
             return False
         why_not = {
             rank: construction.why_not(
@@ -170,7 +174,7 @@ class Wrap:
                 f"{self.name} is not wrapped yet, so DDP has no buckets for it. "
                 f"First: %ddp_wrap {self.name}"
             )
-        self._show(WrapStage.PARAMETERS_VERIFIED, self._rows_of({}))
+        self._show(WrapStage.PARAMETERS_VERIFIED, {})
         return True
 
     def step(self, to: WrapStage | None = None) -> StepTable:
@@ -178,15 +182,19 @@ class Wrap:
 
         Raises UsageMistake when there is nothing to step, CellInterrupted, SessionLost.
         """
-        stage = self._next_stage()
-        last = to or stage
-        if last.number < stage.number:
-            raise UsageMistake(f"Stage {last} is passed already. The next is {stage}: %ddp_step")
+        first = stage = self._next_stage()
+        last = to or first
+        if last.number < first.number:
+            raise UsageMistake(f"Stage {last} is passed already. The next is {first}: %ddp_step")
         self._details = []
         texts: dict[int, str] = {}
-        while self.stage is not None and self.stage.number <= last.number:
-            stage = self.stage
+        for stage in tuple(WrapStage)[first.number - 1 : last.number]:
+            self._details.append(f"── {construction.place(stage)} ──")
             try:
+                # torch's own check is a collective: a rank with more parameters would wait in it
+                # for the others. And when it goes step by step, cells may have run since the last.
+                if stage is WrapStage.PARAMETERS_VERIFIED or self.options.step:
+                    self._check_alike(stage)
                 texts = self._pass(stage)
             except _Stopped as stop:
                 return self._stop(stage, stop)
@@ -195,7 +203,7 @@ class Wrap:
                 raise
             self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
             self.done = self.stage is None
-        return self._show(stage, self._rows_of(texts))
+        return self._show(stage, texts)
 
     def _next_stage(self) -> WrapStage:
         again = f"Begin again: %ddp_wrap {self.name}"
@@ -227,12 +235,19 @@ class Wrap:
         title = f"{self.name}: {construction.place(stage)}, was not passed"
         return self._tabled(title, stage, stop.rows, f"%ddp_wrap {self.name}")
 
-    def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
+    def _show(self, stage: WrapStage, texts: Mapping[int, str]) -> StepTable:
+        """Tabulate where the ranks are, with each one's result of `stage`."""
         title = f"{self.name}: before {construction.place(stage)}"
         if self.done:
             title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
         elif self.stage is not stage:
             title = f"{self.name}: passed {construction.place(stage)}"
+        begun = self.stage is not WrapStage.PARAMETERS_VERIFIED
+        passed = construction.before(self.stage) if begun else ""
+        state = "done" if self.done else "paused"
+        rows = construction.rows(
+            {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
+        )
         return self._tabled(title, stage, rows, "" if self.done else "%ddp_step")
 
     def _tabled(
@@ -242,38 +257,62 @@ class Wrap:
         self.table = StepTable(title, rows, stage.about, stage.link, then, details)
         return self.table
 
-    def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
-        passed = (
-            "" if self.stage is WrapStage.PARAMETERS_VERIFIED else construction.before(self.stage)
-        )
-        state = "done" if self.done else "paused"
-        return construction.rows(
-            {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
-        )
-
     # -- the stages --------------------------------------------------------------------
 
     def _pass(self, stage: WrapStage) -> dict[int, str]:
-        """Pass `stage`; returns each rank's result. Raises _Stopped."""
-        work = {
-            WrapStage.PARAMETERS_VERIFIED: self._verify,
-            WrapStage.BROADCAST: self._broadcast,
-            WrapStage.BUCKETS: self._make_buckets,
-            WrapStage.REDUCER: self._construct,
-        }[stage]
-        self._details.append(f"── {construction.place(stage)} ──")
-        if self.options.step and stage is not WrapStage.PARAMETERS_VERIFIED:
-            self._check_alike(stage)  # cells may have run since the last step
-        return work()
+        """Have the ranks do what DDP's constructor does in `stage`; return each one's result.
 
-    def _verify(self) -> dict[int, str]:
-        # torch's own check is a collective: a rank with more parameters would wait in it for the
-        # others.
-        self._check_alike(WrapStage.PARAMETERS_VERIFIED)
-        self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
-        count = construction.size(self._model)
-        self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        return dict.fromkeys(self.ranks, count)
+        Raises _Stopped.
+        """
+        match stage:
+            case WrapStage.PARAMETERS_VERIFIED:
+                self._ask(calls.VERIFY, self._request, stage)
+                count = construction.size(self._model)
+                self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
+                return dict.fromkeys(self.ranks, count)
+            case WrapStage.BROADCAST:
+                synced = self._ask(calls.BROADCAST, self._request, stage)
+                texts = construction.what_changed(synced, self._model)
+                first = synced[self.ranks[0]]
+                self._details.append(
+                    f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
+                    f"from rank 0: {construction.size(self._model)}"
+                )
+                self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
+                hashes = {rank: values.after for rank, values in synced.items()}
+                diverged = construction.diverged(hashes, self.name)
+                self._stop_if(diverged, stage, "values of rank 0")
+                if len(self.ranks) > 1:
+                    same = f"Now {name_ranks(self.ranks)} have the same values (hashed)."
+                    self._details.append(same)
+                return texts
+            case WrapStage.BUCKETS:
+                plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, stage)
+                others = construction.other_buckets(plans, self.name)
+                self._stop_if(others, stage, "as expected")
+                plan = plans[self.ranks[0]]
+                self._details += construction.plan_lines(plan)
+                text = f"{counted(len(plan.first), 'bucket')} in the first step"
+                text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
+                return dict.fromkeys(self.ranks, text)
+            case WrapStage.REDUCER:
+                try:
+                    answers = self._ask(calls.CONSTRUCT, self._ddp_options, stage)
+                except BaseException:
+                    self._assign("")
+                    raise
+                # All ranks get their object, or none: a partial wrap would hang in the next
+                # forward.
+                self._assign(self.target)
+                made = answers[self.ranks[0]]
+                hooks = f"a hook on each of {made.hooks} parameters"
+                sizes = ", ".join(map(format_bytes, made.sizes))
+                self._details += [
+                    f"The reducer has {hooks}; its buckets in the first step: {sizes}",
+                    f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets",
+                ]
+                done = f"{self.target} is a DistributedDataParallel, {hooks}"
+                return dict.fromkeys(self.ranks, done)
 
     def _check_alike(self, stage: WrapStage) -> None:
         """Compare the models' fingerprints: ranks that differ must not begin a collective."""
@@ -294,48 +333,6 @@ class Wrap:
             rows = construction.blamed_rows(findings, stage, self.ranks, others)
             raise _Stopped(findings, rows)
 
-    def _broadcast(self) -> dict[int, str]:
-        synced = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
-        texts = construction.what_changed(synced, self._model)
-        first = synced[self.ranks[0]]
-        self._details.append(
-            f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
-            f"from rank 0: {construction.size(self._model)}"
-        )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
-        findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
-        self._stop_if(findings, WrapStage.BROADCAST, "values of rank 0")
-        if len(self.ranks) > 1:
-            self._details.append(f"Now {name_ranks(self.ranks)} have the same values (hashed).")
-        return texts
-
-    def _make_buckets(self) -> dict[int, str]:
-        plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
-        findings = construction.other_buckets(plans, self.name)
-        self._stop_if(findings, WrapStage.BUCKETS, "as expected")
-        plan = plans[self.ranks[0]]
-        self._details += construction.plan_lines(plan)
-        text = f"{counted(len(plan.first), 'bucket')} in the first step"
-        text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
-        return dict.fromkeys(self.ranks, text)
-
-    def _construct(self) -> dict[int, str]:
-        try:
-            answers = self._ask(calls.CONSTRUCT, self._ddp_options, WrapStage.REDUCER)
-        except BaseException:
-            self._assign("")
-            raise
-        # All ranks get their object, or none: a partial wrap would hang in the next forward.
-        self._assign(self.target)
-        made = answers[self.ranks[0]]
-        sizes = ", ".join(format_bytes(size) for size in made.sizes)
-        hooks = f"a hook on each of {made.hooks} parameters"
-        self._details.append(f"The reducer has {hooks}; its buckets in the first step: {sizes}")
-        self._details.append(
-            f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
-        )
-        return dict.fromkeys(self.ranks, f"{self.target} is a DistributedDataParallel, {hooks}")
-
     def _assign(self, target: str) -> None:
         """Assign the DDP object to `target`; if empty, the ranks drop it when they can."""
         states = self._record.snapshot.ranks
@@ -345,13 +342,6 @@ class Wrap:
             sent = self._cluster.call(able, calls.ASSIGN, lambda _: request)
             for answer in sent.values() if target else ():
                 self._cluster.value_of(answer, 10.0)
-
-    def _show_reduction(self) -> None:
-        known = self._ask(calls.REDUCTION, self._request)
-        step = known[self.ranks[0]].steps
-        text = f"as DDP noted it in step {step}" if step else "no step yet"
-        self._details = list(construction.reduction_lines(known, self.name))
-        self._show(WrapStage.BUCKETS, self._rows_of(dict.fromkeys(self.ranks, text)))
 
     # -- asking the ranks --------------------------------------------------------------
 
@@ -369,7 +359,12 @@ class Wrap:
         if answers.complete:
             return answers.values
         if answers.interrupted:
-            raise CellInterrupted(self._interrupted(stage, answers.pending), answers.pending)
+            text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
+            if pending := answers.pending:
+                text += f"; {name_ranks(pending)} still in it, get {them(pending)} back with "
+                text += f"%ddp_restart --ranks {format_ranks(pending)}"
+            again = f"Begin again: %ddp_wrap {self.name}"
+            raise CellInterrupted(f"{text}. {self.target} is as it was. {again}", pending)
         if stage is None:
             text = next(
                 (failure.text for failure in answers.failed.values()), "a rank does not answer"
@@ -382,10 +377,3 @@ class Wrap:
             stage, self.ranks, answers.failed, tuple(answers.dead), answers.pending
         )
         raise _Stopped(findings, rows)
-
-    def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
-        text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
-        if pending:
-            text += f"; {name_ranks(pending)} still in it, get {them(pending)} back with "
-            text += f"%ddp_restart --ranks {format_ranks(pending)}"
-        return f"{text}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"

@@ -113,27 +113,20 @@ class FaultLab:
         if not faulty:
             self._set_up.set_up(options)
             return None
-        with self._values(fault) as settings:
-            self._set_up.set_up(replace(options, settings=settings, store=fault.store))
-        return None
-
-    @contextlib.contextmanager
-    def _values(self, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
-        """A context with the fault's settings for each rank; the ports in it are held meanwhile."""
-        host = self._pool.need("%ddp_fault").options.master_addr
+        settings: dict[int, dict[str, str]] = {}
         # Held until setup has failed: a port that is only known to be taken may be free by then.
-        with socket.create_server((host, 0)) as taken:
-            made: dict[int, dict[str, str]] = {}
+        with socket.create_server((options.master_addr, 0)) as taken:
             for index, values in fault.settings.items():
-                for rank in range(self._world_size) if index < 0 else (index,):
+                for rank in range(options.world_size) if index < 0 else (index,):
                     known = {
                         "held_port": taken.getsockname()[1],
-                        "free_port": free_port(host),
-                        "world_size": self._world_size,
+                        "free_port": free_port(options.master_addr),
+                        "world_size": options.world_size,
                     }
                     filled = {name: text.format(**known) for name, text in values.items()}
-                    made.setdefault(rank, {}).update(filled)
-            yield made
+                    settings.setdefault(rank, {}).update(filled)
+            self._set_up.set_up(replace(options, settings=settings, store=fault.store))
+        return None
 
     def _script(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         # A file of an earlier run, at a path that it had too, would be another fault.
@@ -221,29 +214,18 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
         lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
-    return "\n".join([*lines, *(_what_changes(fault) if whole else ())])
-
-
-def _what_changes(fault: Fault) -> list[str]:
-    """The hosts, variables, script or model of a fault."""
-    lines = []
+    if not whole:
+        return "\n".join(lines)
     if fault.kind is Kind.HOSTS:
-        lines += _of_hosts(fault.hosts)
-    if fault.kind in (Kind.SETTINGS, Kind.HOSTS):
-        for index, values in fault.settings.items():
-            where = "every rank" if index < 0 else f"rank {index}"
-            lines += [f"  {where}: {name}={value}" for name, value in values.items()]
+        lines += [f"  host {FIRST_NAME}: all ranks but 1", f"  host {fault.hosts.name}: rank 1"]
+        dropped = {"store": "TCP to the store's port", "ranks": "TCP to any port but the store's"}
+        if drops := fault.hosts.drops:
+            lines.append(f"  firewall on {FIRST_NAME}: drops {dropped[drops]}")
+    for index, values in fault.settings.items():
+        where = "every rank" if index < 0 else f"rank {index}"
+        lines += [f"  {where}: {name}={value}" for name, value in values.items()]
     if fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", fault.script.read_text("utf-8")]
     if fault.kind is Kind.MODEL:
         lines += ["", fault.model_source(faulty=True).strip()]
-    return lines
-
-
-def _of_hosts(hosts: TwoHosts) -> list[str]:
-    """What `story` says of two hosts."""
-    lines = [f"  host {FIRST_NAME}: all ranks but 1", f"  host {hosts.name}: rank 1"]
-    dropped = {"store": "TCP to the store's port", "ranks": "TCP to any port but the store's"}
-    if hosts.drops:
-        lines.append(f"  firewall on {FIRST_NAME}: drops {dropped[hosts.drops]}")
-    return lines
+    return "\n".join(lines)

@@ -17,13 +17,12 @@ from ddp_notebook.model import (
     StepTable,
     TensorFacts,
     Unread,
-    VariableCell,
     VariableRow,
     VariableTable,
     by_value,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request, answered
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.views import step_rows, variable_table
 
@@ -74,10 +73,10 @@ class Looking:
 
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
         """The frames of `ranks` (all by default). Raises UsageMistake for an unknown rank."""
-        self._pool.need("%ddp_frame")
+        cluster = self._pool.need("%ddp_frame").cluster
         members = existing(ranks, self._record.snapshot)
         alive = living(members, self._record.snapshot)
-        answers = self._ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
         found: dict[int, tuple[tuple[Frame, ...], str]] = {}
         for rank in members:
             answer = answers.get(rank)
@@ -147,18 +146,18 @@ class Looking:
         user frames above that (default: the selected frame). With `assign` it is an assignment,
         with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        self._pool.need("%ddp_set" if assign else "%ddp_print")
+        cluster = self._pool.need("%ddp_set" if assign else "%ddp_print").cluster
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
         check_source(source, assign=assign)
-        if up is not None and up < 0:
+        up = self.up if up is None else up
+        if up < 0:
             raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
         alive = living(members, snapshot)
         # Only where all ranks evaluate it may an expression communicate: else it never ends.
         everywhere = {*self._paused()} >= {*range(snapshot.world_size)} == {*members}
-        up = self.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)
-        answers = self._ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
         silent = {rank: "does not answer" if rank in alive else "dead" for rank in members}
         said = {
             rank: answer.why if isinstance(answer, CannotAnswer) else answer.problem
@@ -173,12 +172,6 @@ class Looking:
     def _paused(self) -> Ranks:
         """The ranks that are paused at lines."""
         return tuple(sorted(self._runs.stops))
-
-    def _ask(
-        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
-    ) -> dict[int, Answer | CannotAnswer]:
-        """Ask them; omits those that miss `timeout_s`."""
-        return self._pool.need("%ddp_print").cluster.ask(ranks, question, request, timeout_s)
 
     # -- where tensors differ --------------------------------------------------------------
 
@@ -202,24 +195,25 @@ class Looking:
     def _compared(self, row: VariableRow, facts: Mapping[int, TensorFacts]) -> VariableRow:
         base = next((cell for cell in row.cells if not cell.note and not cell.odd), None)
         other = facts.get(base.ranks[0]) if base is not None else None
-        cells: list[VariableCell] = []
-        for cell in row.cells:
+        if base is None or other is None or not other.read:
+            return row
+        cells = list(row.cells)
+        # Of many values the first ones are enough: they probably differ everywhere.
+        for number, cell in enumerate(row.cells[:4]):
             own = facts.get(cell.ranks[0])
-            # Of many values the first ones are enough: they probably differ everywhere.
-            if cell is base or len(cells) > 3 or own is None or other is None or base is None:
-                cells.append(cell)
+            if cell is base or own is None or not own.read or own.shape != other.shape:
                 continue
-            note, is_read = cell.note, bool(own.read and other.read)
-            if is_read and own.shape == other.shape and 1 < own.size <= 2**24:
-                index, far = self._first_difference((base.ranks[0], cell.ranks[0]), own.size)
-                if index is not None:
-                    if far and own.size <= calls.MOST_VALUES:
-                        note = f"max difference {far:.4g}"
-                    elif far and not note.startswith("max difference"):
-                        note = f"max difference {far:.4g} or more"
-                    place = f"first at {unravelled(index, own.shape)}"
-                    note = f"{note}, {place}" if note else place
-            cells.append(replace(cell, note=note))
+            if not 1 < own.size <= 2**24:
+                continue
+            index, far = self._first_difference((base.ranks[0], cell.ranks[0]), own.size)
+            if index is None:
+                continue
+            note, place = cell.note, f"first at {unravelled(index, own.shape)}"
+            if far and own.size <= calls.MOST_VALUES:
+                note = f"max difference {far:.4g}"
+            elif far and not note.startswith("max difference"):
+                note = f"max difference {far:.4g} or more"
+            cells[number] = replace(cell, note=f"{note}, {place}" if note else place)
         return replace(row, cells=tuple(cells))
 
     def _first_difference(self, ranks: Ranks, size: int) -> tuple[int | None, float | None]:
@@ -229,9 +223,9 @@ class Looking:
         difference among the values read: all of them if they are few.
         """
         begin, end, far = 0, size, None
+        cluster = self._pool.need("%ddp_print").cluster
         while True:
-            request = calls.TensorPart(begin, end)
-            answers = self._ask(ranks, calls.CHECKSUMS, request, 1.0)
+            answers = cluster.ask(ranks, calls.CHECKSUMS, calls.TensorPart(begin, end), 1.0)
             found = [each for each in answers.values() if isinstance(each, calls.Checksums)]
             if len(found) < len(ranks) or not all(each.step for each in found):
                 return None, far

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Unread, VariableTable, name_ranks, said_by
 from ddp_notebook.rank import calls
@@ -25,7 +26,6 @@ from ddp_notebook.views import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -93,13 +93,41 @@ class Values:
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
 
-        Raises UsageMistake when a rank has no such variable or it cannot be sent.
+        Those of the last script, while its processes stay. Raises UsageMistake when a rank has no
+        such variable or it cannot be sent.
         """
-        replies = self._values(calls.VariableToSend(name, keep_tensors), ranks)
+        processes = self._pool.need("%ddp_pull")
+        check_name(name)
+        request = calls.VariableToSend(name, keep_tensors)
+        script, replies = processes.script, {}
+        if script is not None and self._runs.script_left:  # it is over, or stuck
+            members = script.ranks if ranks is None else ranks
+            check_ranks(members, self._record.snapshot)
+            asked = processes.cluster.ask(members, calls.PULL, request, _TIMEOUT_S)
+            gone = calls.PickledValue(error="its process has ended")
+            replies = dict.fromkeys(members, gone) | answered(asked)
+        else:
+            members = self._runs.idle(ranks, "%ddp_pull")
+            called = processes.cluster.call(members, calls.GET_VALUE, lambda _: request)
+            for rank, answer in called.items():
+                replies[rank] = processes.cluster.value_of(answer, _TIMEOUT_S)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
             raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
-        return {rank: _unpickled(name, reply.pickle) for rank, reply in replies.items()}
+        values = {}
+        for rank, reply in replies.items():
+            try:
+                values[rank] = pickle.loads(reply.pickle)  # noqa: S301  # of a process of our own
+            except Exception as error:  # noqa: BLE001  # its own code may raise anything
+                # What makes a value may exist on the ranks only: a class, a group.
+                why = str(error).rstrip(".")
+                raise UsageMistake(
+                    f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. "
+                    "Classes of the ranks' own are not known here, nor is a group. Pull what it is "
+                    f"made of, such as a model's: %%ddp, then weights = {name}.state_dict(), and "
+                    "%ddp_pull weights"
+                ) from None
+        return values
 
     def _whose(self) -> str:
         """A sentence for who misses the ranks' own variables while a script's processes stay."""
@@ -110,28 +138,6 @@ class Values:
             f" These are the variables of {script.title}, whose processes stay until the ranks "
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
-
-    def _values(
-        self, request: calls.VariableToSend, ranks: Ranks | None
-    ) -> dict[int, calls.PickledValue]:
-        """The values on `ranks`: those of the last script while its processes stay."""
-        processes = self._pool.need("%ddp_pull")
-        cluster, script = processes.cluster, processes.script
-        check_name(request.name)
-        if script is not None and self._runs.script_left:
-            return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
-        members = self._runs.idle(ranks, "%ddp_pull")
-        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
-        return {rank: cluster.value_of(answer, _TIMEOUT_S) for rank, answer in answers.items()}
-
-    def _of_script(
-        self, cluster: RankCluster, ranks: Ranks, request: calls.VariableToSend
-    ) -> dict[int, calls.PickledValue]:
-        """The values in the processes of a script that is over, or stuck."""
-        check_ranks(ranks, self._record.snapshot)
-        answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
-        gone = calls.PickledValue(error="its process has ended")
-        return dict.fromkeys(ranks, gone) | calls.answered(answers)
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
         """Completions of `code` at the cursor, from the first idle rank of `ranks`.
@@ -203,29 +209,16 @@ class Values:
         """
         processes = self._pool.need("%ddp_output")
         check_ranks((rank,), self._record.snapshot)
-        runs = reversed(self._runs.all)
-        run = next((run for run in runs if rank in run.ranks), None)
-        cell = run.cell if run is not None else 0
-        if log and processes.script is not None and rank in processes.script.ranks:
-            return processes.script.log(rank)
-        path = processes.log_file(rank) if log else processes.output_file(rank, cell)
+        if log:
+            if processes.script is not None and rank in processes.script.ranks:
+                return processes.script.log(rank)
+            return files.tail(processes.log_file(rank))
+        run = next((run for run in reversed(self._runs.all) if rank in run.ranks), None)
+        if run is None:
+            return ""
+        path = processes.output_file(rank, run.cell)
         text = path.read_text("utf-8", "replace") if path.exists() else None
-        if log or run is None:
-            return text or ""
         return with_tracebacks(run.events.written(rank) if text is None else text, run, rank)
-
-
-def _unpickled(name: str, data: bytes) -> Any:
-    """Raises UsageMistake: what makes a value may exist on the ranks only: a class, a group."""
-    try:
-        return pickle.loads(data)  # noqa: S301  # of a process of our own
-    except Exception as error:  # noqa: BLE001  # its own code may raise anything
-        why = str(error).rstrip(".")
-        raise UsageMistake(
-            f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. Classes of "
-            "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
-            f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
-        ) from None
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

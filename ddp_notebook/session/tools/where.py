@@ -17,7 +17,6 @@ from ddp_notebook.model import (
     Doing,
     Ranks,
     RankStack,
-    RankState,
     Snapshot,
     StackTree,
     Status,
@@ -65,7 +64,20 @@ class Where:
         members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)
         answers = cluster.ask(living(members, snapshot), calls.STACK, request, _ASK_TIMEOUT_S)
-        stacks = (_stack(snapshot.ranks[rank], answers.get(rank)) for rank in members)
+        stacks = []
+        for rank in members:
+            state, answer = snapshot.ranks[rank], answers.get(rank)
+            if state.status is Status.DEAD:
+                stack = RankStack(rank, Doing(Activity.DEAD, text=describe(state)))
+            elif answer is None:
+                text = last_known(state, process_of(state.pid)[0])
+                stack = RankStack(rank, Doing(Activity.SILENT, text=text))
+            elif isinstance(answer, CannotAnswer):
+                text = f"its observer failed: {answer.why}"
+                stack = RankStack(rank, Doing(Activity.SILENT, text=text))
+            else:
+                stack = RankStack(rank, answer.doing, answer.frames)
+            stacks.append(stack)
         return stack_tree.merge(stacks, snapshot.world_size)
 
     def board(self, runs: RunRegistry, store: str) -> Board:
@@ -73,18 +85,19 @@ class Where:
 
         While ranks run that a script has started itself, theirs.
         """
-        if (started := self._started_ranks(runs.script)) is not None:
-            return started
-        processes, current = self._pool.processes, runs.current
-        facts = BoardFacts(self._record.snapshot, store=store)
-        if processes is None or current is None or current.done or facts.snapshot.ended:
+        script = runs.script
+        if script is not None and script.started_ranks is not None:
+            script.look()
+            if (shown := script.started_ranks.shown(script.title)) is not None:
+                return board_of(shown)
+        facts, run = BoardFacts(self._record.snapshot, store=store), runs.current
+        snapshot, collectives = facts.snapshot, Collectives()
+        if self._pool.processes is None or run is None or run.done or snapshot.ended:
             return board_of(facts)
-        snapshot, run, collectives = facts.snapshot, current, Collectives()
         # The collective logs are closed from another thread when the session ends.
         with contextlib.suppress(ValueError):
             # How many collectives of each rank the board looks at.
             collectives = run.logs.read(run.ranks, run.cell, 64)
-        # Ranks are not asked for the board: what was found of them holds until one of them moves.
         diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,
@@ -98,15 +111,6 @@ class Where:
         board = board_of(facts)
         notes = filter(None, [stuck_note(board, diagnosis)])
         return replace(board, notes=(*notes, *board.notes))
-
-    def _started_ranks(self, script: CellRun | None) -> Board | None:
-        """The board of the ranks that `script` has started itself; None while none run."""
-        started = script.started_ranks if script is not None else None
-        if script is None or started is None:
-            return None
-        script.look()
-        facts = started.shown(script.title)
-        return board_of(facts) if facts is not None else None
 
     def mesh_of_models(self) -> Mesh | None:
         """The largest mesh on which ranks hold parameters; None for none."""
@@ -141,7 +145,10 @@ class Where:
 
 
 def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> Diagnosis | None:
-    """What was found of a run that ranks are in; nothing once one of them has moved since."""
+    """Return what was found of a run that ranks are in, if none of them has moved since.
+
+    Ranks are not asked for the board.
+    """
     if run.detector is not None:
         return run.detector.latest
     issued = (record.issued_ns for records in collectives.of.values() for record in records[-1:])
@@ -157,17 +164,3 @@ def _with_waits(snapshot: Snapshot, run: CellRun, diagnosis: Diagnosis | None) -
     doing = {rank: text for rank, text in (diagnosis.doing or {}).items() if rank in run.pending}
     ranks = (replace(s, doing=doing.get(s.rank, s.doing)) for s in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
-
-
-def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:
-    """A rank's stack; without an answer, what else is known of the rank."""
-    if state.status is Status.DEAD:
-        return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
-    if answer is None:
-        return RankStack(
-            state.rank, Doing(Activity.SILENT, text=last_known(state, process_of(state.pid)[0]))
-        )
-    if isinstance(answer, CannotAnswer):
-        text = f"its observer failed: {answer.why}"
-        return RankStack(state.rank, Doing(Activity.SILENT, text=text))
-    return RankStack(state.rank, answer.doing, answer.frames)

@@ -13,7 +13,6 @@ from ddp_notebook.model import (
     Case,
     Collectives,
     Diagnosis,
-    Finding,
     JudgedRun,
     Status,
     name_ranks,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.set_up import SetUp
 
 _ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
-_GONE = (Activity.DEAD, Activity.SILENT)
 
 
 @dataclass(eq=False)
@@ -48,7 +46,16 @@ class Why:
         Once a run or a setup is over, it is the diagnosis of that one until the next begins: its
         `run` says which one, and how long ago.
         """
-        diagnosis = self._diagnose()
+        case, current = self.case("%ddp_why"), self._runs.current
+        now = diagnose_run(case)
+        # Which question is meant depends on what there is: ranks in setup, ranks in a run, or
+        # neither. A script has a setup of its own, so it counts as a run from its beginning.
+        if self._set_up.half_way and self._runs.script is None:
+            diagnosis = self._of_set_up(case, now)
+        elif current is not None and not current.done:
+            diagnosis = self._of_run(current, case, now)
+        else:
+            diagnosis = self._of_the_past(case, now)
         processes = self._set_up.need("%ddp_why").processes
         if diagnosis.proven and (lacking := self._record.snapshot.groupless):
             diagnosis = replace(diagnosis, unsure=f"No problem found. But: {no_group(lacking)}")
@@ -56,18 +63,6 @@ class Why:
         if gone := processes.folder_gone:
             note = f"{gone} Start again: %ddp_init --replace"
         return replace(diagnosis, notes=(note, *diagnosis.notes)) if note else diagnosis
-
-    def _diagnose(self) -> Diagnosis:
-        case = self.case("%ddp_why")
-        now = diagnose_run(case)
-        current = self._runs.current
-        # Which question is meant depends on what there is: ranks in setup, ranks in a run, or
-        # neither. A script has a setup of its own, so it counts as a run from its beginning.
-        if self._set_up.half_way and self._runs.script is None:
-            return self._of_set_up(case, now)
-        if current is not None and not current.done:
-            return self._of_run(current, case, now)
-        return self._of_the_past(case, now)
 
     def diagnose_now(self) -> Diagnosis:
         """The diagnosis of the ranks' current state alone, without earlier findings."""
@@ -87,18 +82,14 @@ class Why:
         if script is not None:
             return script.look()
         if current is not None and not self._set_up.half_way:
-            case = current.look(as_script=False)
-            return replace(case, collectives=Collectives()) if self._is_past(current) else case
+            case, snapshot = current.look(as_script=False), self._record.snapshot
+            died = set(snapshot.with_status(Status.DEAD)) - current.events.died.keys()
+            # What ranks issued in a run that is over says nothing of them once they were freed, or
+            # one of them has died.
+            if current.done and (died or current.generation != snapshot.generation):
+                case = replace(case, collectives=Collectives())
+            return case
         return bring_up.look()
-
-    def _is_past(self, run: CellRun) -> bool:
-        """True of a run that is over, and whose ranks were freed, or one of them died since.
-
-        What they issued in it says nothing of the ranks as they are.
-        """
-        snapshot = self._record.snapshot
-        died = set(snapshot.with_status(Status.DEAD)) - run.events.died.keys()
-        return run.done and (bool(died) or run.generation != snapshot.generation)
 
     # -- while something goes on -----------------------------------------------------------
 
@@ -144,23 +135,20 @@ class Why:
         """`diagnosis`; without findings, also which ranks wait, and for how long."""
         if diagnosis.findings:
             return diagnosis
-        waited_s = self._waited_s(case)
-        if finding := failures.unexplained(case, waited_s):
-            return replace(diagnosis, findings=(finding,))
-        current = self._runs.current
-        pending = current.pending if current is not None else ()
-        return replace(diagnosis, unsure=failures.unsure(case, waited_s, title, pending))
-
-    def _waited_s(self, case: Case) -> dict[int, float]:
-        """For how long each rank has been in its collective, or at the line where it is."""
         now_ns = time.monotonic_ns()
         states = self._record.snapshot.ranks
+        # Since when each rank has been in its collective, or at the line where it is.
         since_ns = {state.rank: state.since_ns for state in states if state.status in _AT_WORK}
         for report in case.ranks:
             issued = case.collectives.of.get(report.rank)
             if issued and report.waits_for == issued[-1].number:
                 since_ns[report.rank] = issued[-1].issued_ns
-        return {rank: (now_ns - since) / 1e9 for rank, since in since_ns.items() if since}
+        waited_s = {rank: (now_ns - since) / 1e9 for rank, since in since_ns.items() if since}
+        if finding := failures.unexplained(case, waited_s):
+            return replace(diagnosis, findings=(finding,))
+        current = self._runs.current
+        pending = current.pending if current is not None else ()
+        return replace(diagnosis, unsure=failures.unsure(case, waited_s, title, pending))
 
     # -- once it is over -------------------------------------------------------------------
 
@@ -169,34 +157,34 @@ class Why:
         last = self._findings.last
         if last is None:
             return self._with_wrong_results(now)
-        diagnosis = last.diagnosis
+        diagnosis, away = last.diagnosis, {*case.where(Activity.DEAD, Activity.SILENT)}
         if diagnosis is None:
-            if any(set(finding.ranks) & set(case.where(*_GONE)) for finding in now.findings):
+            if any(away.intersection(finding.ranks) for finding in now.findings):
                 return now  # they ended after the run
-            return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
+            return self._nothing_found(case, now, last.run)
+        known = [set(before.ranks) for before in diagnosis.findings]
+        # Of ranks that have died or become unresponsive since it was found.
         gone = tuple(
-            finding for finding in now.findings if self._has_gone(finding, case, diagnosis)
+            finding
+            for finding in now.findings
+            if (lost := away.intersection(finding.ranks))
+            if not finding.passing and not any(map(lost.issubset, known))
         )
         if not gone:
             return diagnosis
-        ranks = sorted({rank for finding in gone for rank in finding.ranks})
-        note = f"{name_ranks(ranks).capitalize()} ended after {last.title} was over."
+        who = name_ranks(sorted({rank for finding in gone for rank in finding.ranks}))
+        note = f"{who.capitalize()} ended after {last.title} was over."
         return replace(
             diagnosis, findings=(*gone, *diagnosis.findings), notes=(note, *diagnosis.notes)
         )
 
-    def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
+    def _nothing_found(self, case: Case, now: Diagnosis, run: JudgedRun) -> Diagnosis:
+        now = replace(self._with_wrong_results(now), run=run)
         current = self._runs.current
         ends = current.events.finished.values() if current is not None else ()
         if not now.findings and (stopped := failures.interrupted(ends)):
             return replace(now, unsure=stopped)
-        return self._unexplained(case, now, now.run.title if now.run is not None else "")
-
-    def _has_gone(self, finding: Finding, case: Case, diagnosis: Diagnosis) -> bool:
-        """True for a finding about ranks that died or became unresponsive since `found`."""
-        gone = set(finding.ranks) & set(case.where(*_GONE))
-        known = any(gone <= set(before.ranks) for before in diagnosis.findings)
-        return bool(gone) and not finding.passing and not known
+        return self._unexplained(case, now, run.title)
 
     def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
         current = self._runs.current
