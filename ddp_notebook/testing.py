@@ -156,6 +156,9 @@ class FakeCluster:
     def stop(self, rank: int) -> None:
         """Nothing has to be ended."""
 
+    def lost_fork_server(self) -> None:
+        """Nobody waits for it."""
+
     @property
     def controller_pid(self) -> int:
         """Return 0: nothing runs."""

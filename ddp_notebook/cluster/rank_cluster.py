@@ -73,5 +73,8 @@ class RankCluster(Protocol):
     def controller_pid(self) -> int:
         """The process that ranks and session connect to, 0 before it runs."""
 
+    def lost_fork_server(self) -> None:
+        """Release whoever waits for the end of a process: nobody is left to tell of it."""
+
     def close(self) -> None:
         """End everything."""

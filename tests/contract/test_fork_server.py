@@ -20,6 +20,7 @@ import psutil
 import pytest
 from support import eventually, is_alive
 
+from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.client import ForkServerClient
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("without_torch")]
@@ -226,3 +227,19 @@ def test_what_a_child_leaves_in_sessions_of_its_own_ends_with_it_and_others_stay
     assert all(map(is_alive, second))  # also the daemon, whose parent has ended
     server.close()
     assert not any(map(is_alive, second))
+
+
+def test_nothing_is_awaited_of_a_server_that_is_gone_although_its_pipe_still_takes_commands(
+    servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A child that is about to die holds the other end of the pipe for a moment."""
+    server = ready(servers())
+    gone = threading.Event()
+    server.on_lost(gone.set)
+    os.kill(server.pid, signal.SIGKILL)
+    assert gone.wait(20)
+    monkeypatch.setattr(server, "_send", lambda command: None)
+    monkeypatch.setattr(server, "result_of", lambda *_: pytest.fail("it waits for an answer"))
+    with pytest.raises(SessionLost):
+        spawn(server, tmp_path, ["subprocess:call", {"args": ["true"]}])
+    assert not server.reset()

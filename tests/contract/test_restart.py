@@ -436,6 +436,18 @@ def test_a_folder_that_the_end_of_the_session_removed_is_nobody_elses_deed(
     assert not processes.folder_gone
 
 
+def test_a_restart_ends_at_once_when_the_fork_server_dies_under_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is left then to tell of the end of the rank for which it waits."""
+    server = processes_of(session).fork_server
+    # The test's own limit is shorter.
+    monkeypatch.setattr(cluster_module, "_ENDS_WITHIN_S", 600.0)
+    monkeypatch.setattr(server, "signal", lambda pid, number: os.kill(server.pid, signal.SIGKILL))
+    with pytest.raises(SessionLost, match="Start again: %ddp_init"):
+        session.restart()
+
+
 def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
