@@ -358,8 +358,8 @@ class CalledProcess:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
-        return not self._ended.is_set()
+        """True while it runs; it ends with the fork server, which then tells nobody."""
+        return not self._ended.is_set() and self._fork_server.alive
 
     def kill(self) -> None:
         """End it; return when it is gone."""

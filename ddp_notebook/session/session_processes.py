@@ -80,7 +80,9 @@ class StoreProcess(CalledProcess):
         # A process that cannot listen reports why and exits; its report may arrive after its exit.
         self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
         answer = self._own_answer()
-        if answer is not None:
+        if answer is None:
+            self._record.check_not_lost()
+        else:
             self._unsubscribe()  # it says nothing more, and the session may end without closing it
         if isinstance(answer, StoreOpened):
             return answer.host, answer.port

@@ -21,6 +21,7 @@ from ddp_notebook.launch.process_groups import is_running
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.session_processes import StoreProcess
 from ddp_notebook.testing import cluster_of, processes_of
 
 ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
@@ -446,6 +447,25 @@ def test_a_restart_ends_at_once_when_the_fork_server_dies_under_it(
     monkeypatch.setattr(server, "signal", lambda pid, number: os.kill(server.pid, signal.SIGKILL))
     with pytest.raises(SessionLost, match="Start again: %ddp_init"):
         session.restart()
+
+
+def test_a_script_whose_store_dies_with_the_fork_server_ends_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = processes_of(session).fork_server
+    spawn = server.spawn
+
+    def spawn_and_die(*args: Any, **named: Any) -> int:
+        pid = spawn(*args, **named)
+        os.kill(server.pid, signal.SIGKILL)
+        return pid
+
+    monkeypatch.setattr(server, "spawn", spawn_and_die)
+    monkeypatch.setattr(StoreProcess, "_own_answer", lambda self: None)
+    script = tmp_path / "empty.py"
+    script.touch()
+    with pytest.raises(SessionLost, match="Start again: %ddp_init"):
+        session.run_script(str(script))
 
 
 def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
