@@ -36,7 +36,7 @@ from ddp_notebook.model.ddp import (
     WrapStage,
 )
 
-_MOST_NAMES = 6
+_MOST_NAMES, _MOST_LINES = 6, 40
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
 
@@ -199,7 +199,17 @@ def failures(
     victims = tuple(sorted({*waiting, *failed} - memory.keys()))
     if dead:
         everyone_else = tuple(sorted({*waiting, *failed} - dead.keys()))
-        return tuple(_died(stage, dead, everyone_else, name))
+        return tuple(
+            Finding(
+                Category.RANK_DIED,
+                ranks,
+                f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
+                f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
+                waiting=everyone_else,
+                commands=(_restart(ranks),),
+            )
+            for ranks, code in by_value(dead)
+        )
     if memory:
         return tuple(_out_of_memory(stage, memory, victims, name))
     if failed:
@@ -212,20 +222,6 @@ def failures(
 
 def _restart(ranks: Ranks) -> str:
     return f"%ddp_restart --ranks {format_ranks(ranks)}"
-
-
-def _died(
-    stage: WrapStage, dead: Mapping[int, int], waiting: Ranks, name: str
-) -> Iterable[Finding]:
-    for ranks, code in by_value(dead):
-        yield Finding(
-            Category.RANK_DIED,
-            ranks,
-            f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
-            f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
-            waiting=waiting,
-            commands=(_restart(ranks),),
-        )
 
 
 def _out_of_memory(
@@ -360,19 +356,16 @@ def size(model: Fingerprint) -> str:
 
 def what_changed(synced: Mapping[int, Synced], model: Fingerprint) -> dict[int, str]:
     """For each rank, what the broadcast from rank 0 did to its values."""
-    return {
-        rank: "sent its values" if rank == 0 else f"had {_other_values(mine, model)}"
-        for rank, mine in synced.items()
-    }
-
-
-def _other_values(mine: Synced, model: Fingerprint) -> str:
+    changes = {}
     first_buffer = len(model.parameters)
-    parameters = sum(place < first_buffer for place in mine.changed)
-    buffers = len(mine.changed) - parameters
-    parts = [f"{parameters} of {first_buffer} parameters"] if parameters else []
-    parts += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
-    return f"other values in {' and '.join(parts)}" if parts else "the values of rank 0 already"
+    for rank, mine in synced.items():
+        parameters = sum(place < first_buffer for place in mine.changed)
+        buffers = len(mine.changed) - parameters
+        parts = [f"{parameters} of {first_buffer} parameters"] if parameters else []
+        parts += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
+        had = f"other values in {' and '.join(parts)}" if parts else "the values of rank 0 already"
+        changes[rank] = "sent its values" if rank == 0 else f"had {had}"
+    return changes
 
 
 # -- buckets ---------------------------------------------------------------------------
@@ -416,25 +409,25 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
             "in the order in which the gradients of the first became ready.",
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )
+    order = [*first.order]
+    if len(order) > _MOST_LINES:
+        left_out = len(order) - _MOST_LINES + 1
+        order[_MOST_LINES - 2 : -1] = [f"… {left_out} more …"]
     lines = [f"Gradients became ready in this order ({_orders(known)}):"]
-    lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order), 1)]
+    lines += [f"  {place:<4}  {each}" for place, each in enumerate(order, 1)]
     lines += [
         f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
         for ranks, idle in by_value({rank: reduction.idle for rank, reduction in known.items()})
         if idle
     ]
-    return (*lines, *_made_of_it(first))
-
-
-def _made_of_it(known: Reduction) -> tuple[str, ...]:
-    if known.buckets is None:
-        return ("This torch does not tell which buckets DDP makes of it.",)
+    if first.buckets is None:
+        return (*lines, "This torch does not tell which buckets DDP makes of it.")
     title = "DDP will make these buckets of it when the next step begins:"
-    if known.rebuilt:
+    if first.rebuilt:
         title = "The buckets that DDP made of rank 0's first order when the second step began:"
-    elif known.keeps:
+    elif first.keeps:
         title = "With find_unused_parameters DDP keeps the buckets that it began with:"
-    return (title, *bucket_lines(known.buckets))
+    return (*lines, title, *bucket_lines(first.buckets))
 
 
 def _orders(known: Mapping[int, Reduction]) -> str:
@@ -444,9 +437,3 @@ def _orders(known: Mapping[int, Reduction]) -> str:
         return f"{name_ranks(right)} alike" if len(right) > 1 else name_ranks(right)
     others = tuple(sorted(rank for rank in known if known[rank].order != known[min(known)].order))
     return f"on rank {min(known)}, whose order all ranks take; another on {name_ranks(others)}"
-
-
-def _cut(names: Sequence[str], most: int = 40) -> list[str]:
-    if len(names) <= most:
-        return list(names)
-    return [*names[: most - 2], f"… {len(names) - most + 1} more …", names[-1]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from ddp_notebook.diagnosis.context import Context
@@ -52,18 +52,8 @@ _Optimizers = Mapping[int, OptimizerFacts]
 # -- a gradient of all ranks -------------------------------------------------------------
 
 
-def _all_models(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    yield from (model.of for model in context.models)
-
-
-def _not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models:
-        if not by_hand(model, context.collectives):
-            yield model.of
-
-
-def _apart_and_not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    yield from (of for of in _not_by_hand(context) if Model(of).diverged)
+def _not_by_hand(context: Context) -> Iterable[Model]:
+    return (model for model in context.models if not by_hand(model, context.collectives))
 
 
 def _title(seen: _Replicas) -> str:
@@ -100,10 +90,8 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
 
 
 # https://github.com/pytorch/pytorch/issues/128949
-unused_parameters = rule(
-    "unused_parameters",
-    _all_models,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("unready_steps"),
         category=Category.UNUSED_PARAMS,
         cause=lambda seen: (
@@ -126,6 +114,9 @@ unused_parameters = rule(
         whose=_without_replaced,
     ),
 )
+def unused_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find steps with gradients that were not reduced, as some parameters had none."""
+    yield from (model.of for model in context.models)
 
 
 def _was_reduced(context: Context, ranks: Iterable[int]) -> bool:
@@ -170,10 +161,8 @@ def _say_no_forward(seen: _Replicas) -> str:
 # https://github.com/jingyaogong/minimind/pull/854
 # https://github.com/moojink/openvla-oft/issues/160
 # https://github.com/intel/e2eAIOK/pull/198
-module_bypass = rule(
-    "module_bypass",
-    _not_by_hand,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("bypassed_steps"),
         category=Category.DDP_BYPASS,
         cause=lambda seen: (
@@ -194,7 +183,7 @@ module_bypass = rule(
         is_wrong=_bypassed,
         whose=those_that_have,
     ),
-    Row(
+    Row[ReplicaFacts](
         read=attrgetter("forwards"),
         category=Category.DDP_BYPASS,
         cause=_say_no_forward,
@@ -209,6 +198,9 @@ module_bypass = rule(
     ),
     most=1,
 )
+def module_bypass(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find models whose forward was trained on, and did not come through DDP."""
+    yield from (model.of for model in _not_by_hand(context))
 
 
 def _name(seen: _Replicas) -> str:
@@ -216,10 +208,8 @@ def _name(seen: _Replicas) -> str:
 
 
 # https://github.com/modelscope/FunASR/pull/3472
-no_sync = rule(
-    "no_sync",
-    _apart_and_not_by_hand,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("local_steps"),
         category=Category.NO_SYNC_MISUSE,
         cause=lambda seen: (
@@ -239,17 +229,14 @@ no_sync = rule(
         whose=those_that_have,
     ),
 )
-
-
-def _all_optimizers(context: Context) -> Iterator[_Optimizers]:
-    yield from optimizers(context.facts).values()
+def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find steps with gradients of the rank alone, of models whose replicas differ by now."""
+    yield from (model.of for model in _not_by_hand(context) if model.diverged)
 
 
 # https://github.com/huggingface/accelerate/pull/3762
-kept_back = rule(
-    "kept_back",
-    _all_optimizers,
-    Row(
+@rule(
+    Row[OptimizerFacts](
         read=attrgetter("pending_steps"),
         category=Category.NO_SYNC_MISUSE,
         cause=lambda seen: (
@@ -271,6 +258,9 @@ kept_back = rule(
         whose=those_that_have,
     ),
 )
+def kept_back(context: Context) -> Iterator[_Optimizers]:
+    """Find steps while gradient sync was off."""
+    yield from optimizers(context.facts).values()
 
 
 # -- in a reducer ------------------------------------------------------------------------
@@ -288,11 +278,10 @@ def _say_outside(seen: _Replicas) -> str:
 
 def unwrapped_parameters(context: Context) -> Iterator[Finding]:
     """Find parameters that an optimizer updates and no reducer knows."""
-    for model in context.models:
-        if not by_hand(model, context.collectives):
-            finding = _OUTSIDE.finding(context, model.of)
-            yield from [finding] if finding is not None else []
-            yield from _of_no_model(model, context)
+    for model in _not_by_hand(context):
+        finding = _OUTSIDE.finding(context, model.of)
+        yield from [finding] if finding is not None else []
+        yield from _of_no_model(model, context)
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
@@ -394,15 +383,17 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
 
     Not all: a part may have been replaced since, such as the head for a new task.
     """
-    numels = [digest.numel for digest in model.first.parameters]
-    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
-    return trained and set(of) == set(model.of) and all(_alike(e, numels) for e in of.values())
-
-
-def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
     # As multisets: many layers have one size.
-    shared = Counter(each.numels) & Counter(numels)
-    return shared.total() * 2 > max(len(each.numels), len(numels))
+    sizes = Counter(digest.numel for digest in model.first.parameters)
+    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
+    return (
+        trained
+        and set(of) == set(model.of)
+        and all(
+            (Counter(each.numels) & sizes).total() * 2 > max(len(each.numels), sizes.total())
+            for each in of.values()
+        )
+    )
 
 
 def _detached(model: Model, of: _Optimizers) -> Finding:
@@ -484,10 +475,8 @@ def _are_forgotten(seen: _Replicas) -> bool:
     return bool(names) and same and not told.issuperset(names)
 
 
-unheld_parameters = rule(
-    "unheld_parameters",
-    _all_models,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("unheld"),
         category=Category.OPTIMIZER_DETACHED,
         cause=_say_unheld,
@@ -503,6 +492,9 @@ unheld_parameters = rule(
         whose=everyone,
     ),
 )
+def unheld_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find parameters that got gradients, and that no optimizer holds."""
+    yield from (model.of for model in context.models)
 
 
 # -- one tensor under two names ----------------------------------------------------------

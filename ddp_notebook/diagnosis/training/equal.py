@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, ne
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import each_with, outvoted
@@ -50,18 +50,6 @@ from ddp_notebook.model import (
 
 _RATE = ("lr", "learning_rate")
 _SHOWN_METRICS = 4
-
-
-def _stepping_together(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
-    """Yield the optimizers of one training that made as many steps on all of their ranks.
-
-    Ranks that exchange nothing may try one value each.
-    """
-    for of in _of_one_group(context):
-        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
-        for part in [of] if together else exchanging(context.collectives, of):
-            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
-                yield part
 
 
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
@@ -138,10 +126,8 @@ def _say_other_options(seen: Compared[OptimizerFacts]) -> str:
     return f"{seen.culprit.type} has {has}: replicas drift apart{in_brackets(seen.culprit.place)}"
 
 
-learning_rates = rule(
-    "learning_rates",
-    _stepping_together,
-    Row(
+@rule(
+    Row[OptimizerFacts](
         read=attrgetter("lrs"),
         category=Category.REPLICA_DIVERGENCE,
         cause=_say_other_rates,
@@ -152,39 +138,29 @@ learning_rates = rule(
         evidence=_rates_shown,
         whose=_whose_rate,
     ),
-    Row(
+    Row[OptimizerFacts](
         read=attrgetter("options"),
         category=Category.REPLICA_DIVERGENCE,
         cause=_say_other_options,
         remedy="Give the optimizer the same options on every rank.",
         evidence=lambda seen: seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
-        is_wrong=lambda seen: (
-            differs(seen) and len({len(own) for own in seen.values.values()}) == 1
-        ),
+        is_wrong=lambda seen: differs(seen) and len(set(map(len, seen.values.values()))) == 1,
         whose=_whose_options,
     ),
 )
+def learning_rates(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """Compare the optimizers of one training that made as many steps on all of their ranks.
+
+    Ranks that exchange nothing may try one value each.
+    """
+    for of in _of_one_group(context):
+        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
+        for part in [of] if together else exchanging(context.collectives, of):
+            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
+                yield part
 
 
 # -- settings that change what is computed -----------------------------------------------
-
-
-def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
-    """Yield the first setting (``name=value``) in which ranks that train one model differ."""
-    for model in context.models:
-        settings = {
-            rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
-            for rank, replica in model.of.items()
-            if replica.forwards
-        }
-        # Settings are compared by their place, so a rank whose torch has more of them, or fewer,
-        # cannot be compared: what differs there is torch.
-        if len(settings) < 2 or len({len(setting) for setting in settings.values()}) != 1:
-            continue
-        for values in zip(*settings.values(), strict=True):
-            if len(set(values)) > 1:
-                yield dict(zip(settings, values, strict=True))
-                return
 
 
 def _whose_setting(seen: Compared[str]) -> Ranks:
@@ -205,10 +181,8 @@ def _say_other_setting(seen: Compared[str]) -> str:
     return f"{_setting(seen)} {what}: they compute with other precision"
 
 
-other_precision = rule(
-    "other_precision",
-    _first_other_setting,
-    Row(
+@rule(
+    Row[str](
         read=lambda setting: setting,
         category=Category.NUMERICS_MISMATCH,
         cause=_say_other_setting,
@@ -217,22 +191,33 @@ other_precision = rule(
         whose=_whose_setting,
     ),
 )
+def other_precision(context: Context) -> Iterator[dict[int, str]]:
+    """Compare ranks that train one model in the first setting (``name=value``) that differs."""
+    for model in context.models:
+        settings = {
+            rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
+            for rank, replica in model.of.items()
+            if replica.forwards
+        }
+        # Settings are compared by their place, so a rank whose torch has more of them, or fewer,
+        # cannot be compared: what differs there is torch.
+        if len(settings) < 2 or len({len(setting) for setting in settings.values()}) != 1:
+            continue
+        for values in zip(*settings.values(), strict=True):
+            if len(set(values)) > 1:
+                yield dict(zip(settings, values, strict=True))
+                return
 
 
 # -- buffers and statistics --------------------------------------------------------------
-
-
-def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models:
-        yield model.of
 
 
 def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
     # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
-    sent = not model.whole or any(replica.broadcast_buffers for replica in of.values())
-    if sent or len(of) < 2 or not all(replica.steps for replica in of.values()):
+    sent = any(replica.broadcast_buffers for replica in of.values())
+    if sent or not model.replicated or not all(replica.steps for replica in of.values()):
         return ()
     found = differing({rank: replica.buffers for rank, replica in of.items()})
     return tuple(name for name in found if name not in model.first.batch_buffers)
@@ -247,17 +232,15 @@ def _say_other_order(seen: Compared[ReplicaFacts]) -> str:
     )
 
 
-buffers = rule(
-    "buffers",
-    _with_ddp,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("buffer_order"),
         category=Category.BUFFER_SYNC,
         cause=_say_other_order,
         remedy="Register the same buffers in the same order on every rank.",
         evidence=lambda seen: seen.lines(lambda replica: some(replica.buffer_order or ("none",))),
     ),
-    Row(
+    Row[ReplicaFacts](
         read=attrgetter("buffers"),
         category=Category.BUFFER_SYNC,
         cause=lambda seen: (
@@ -273,16 +256,9 @@ buffers = rule(
     ),
     most=1,
 )
-
-
-def _first_own_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
-    """Yield the first evaluation of each model in which ranks have statistics of their own."""
-    for model in context.models:
-        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
-            continue
-        apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
-        if apart:
-            yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
+def buffers(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Compare the buffers of each model."""
+    yield from (model.of for model in context.models)
 
 
 @dataclass(frozen=True)
@@ -300,10 +276,8 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
 
 # https://github.com/huggingface/pytorch-image-models/issues/110
 # https://github.com/facebookresearch/detectron2/issues/5398
-other_statistics = rule(
-    "other_statistics",
-    _first_own_statistics,
-    Row(
+@rule(
+    Row[_Evaluated](
         read=lambda each: each.evaluation.statistics,
         category=Category.BUFFER_SYNC,
         cause=lambda seen: (
@@ -322,6 +296,14 @@ other_statistics = rule(
         whose=everyone,
     ),
 )
+def other_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
+    """Compare the first evaluation of each model in which ranks have statistics of their own."""
+    for model in context.models:
+        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
+            continue
+        apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
+        if apart:
+            yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
 
 
 # -- what ranks read ---------------------------------------------------------------------
@@ -341,10 +323,6 @@ def _divided_among(context: Context) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _samplers(context: Context) -> Iterator[dict[int, SamplerFacts]]:
-    yield from by_key(context.facts, lambda run: run.samplers).values()
-
-
 def _is_divided_among_all(seen: Compared[SamplerFacts]) -> bool:
     return _divided_among(seen.context) == len(seen.by_rank) > 0
 
@@ -352,11 +330,6 @@ def _is_divided_among_all(seen: Compared[SamplerFacts]) -> bool:
 def _wrongly_divided(seen: Compared[SamplerFacts]) -> Ranks:
     size = _divided_among(seen.context)
     return tuple(rank for rank, number in seen.values.items() if number != size)
-
-
-def _other_ranks_shards(seen: Compared[SamplerFacts]) -> Ranks:
-    own = {rank: place for place, rank in enumerate(sorted(seen.by_rank))}
-    return tuple(rank for rank, shard in seen.values.items() if shard != own[rank])
 
 
 def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
@@ -367,17 +340,13 @@ def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     divided = {sampler.num_replicas for sampler in seen.by_rank.values()} == {size}
     if not divided or size != max(2, len(seen.by_rank)) or len(data) > 1 or "" in {*data, *orders}:
         return False
-    return any(_is_other_order(orders[0], order) for order in orders)
-
-
-def _is_other_order(one: str, other: str) -> bool:
-    """True where all lists of a data set are in another order, or another part is taken of them.
-
-    A list of which that alone is so may be drawn at random on purpose, beside the data.
-    """
-    (mine, *part), (theirs, *other_part) = one.split("|"), other.split("|")
-    lists = list(zip(mine.split(), theirs.split(), strict=False))
-    return part != other_part or all(a != b for a, b in lists)
+    # All lists of a data set must be in another order: one alone may be drawn at random on purpose,
+    # beside the data.
+    (first, *part), *others = (order.split("|") for order in orders)
+    return any(
+        part != other_part or all(map(ne, first.split(), other.split()))
+        for other, *other_part in others
+    )
 
 
 def _whose_seed(seen: Compared[SamplerFacts]) -> Ranks:
@@ -416,10 +385,8 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
 
 # https://github.com/pytorch/pytorch/issues/31771
 # https://github.com/kan-bayashi/ParallelWaveGAN/issues/177
-sampler_misuse = rule(
-    "sampler_misuse",
-    _samplers,
-    Row(
+@rule(
+    Row[SamplerFacts](
         read=attrgetter("num_replicas"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -433,7 +400,7 @@ sampler_misuse = rule(
         is_wrong=lambda seen: _is_divided_among_all(seen) and bool(_wrongly_divided(seen)),
         whose=_wrongly_divided,
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("rank"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -445,9 +412,11 @@ sampler_misuse = rule(
         is_wrong=lambda seen: (
             _is_divided_among_all(seen) and len(set(seen.values.values())) < len(seen.by_rank)
         ),
-        whose=_other_ranks_shards,
+        whose=lambda seen: tuple(
+            rank for own, (rank, shard) in enumerate(sorted(seen.values.items())) if shard != own
+        ),
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("order"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -463,7 +432,7 @@ sampler_misuse = rule(
         evidence=lambda seen: seen.lines(lambda e: f"order {e.order} of {e.length} samples"),
         is_wrong=_is_of_other_order,
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("seed"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -477,7 +446,7 @@ sampler_misuse = rule(
         ),
         whose=_whose_seed,
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("epochs"),
         category=Category.SAMPLER_MISUSE,
         cause=_say_same_epoch,
@@ -486,7 +455,7 @@ sampler_misuse = rule(
         is_wrong=lambda seen: bool(_same_each_time(seen)),
         whose=_same_each_time,
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("epochs"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -500,14 +469,9 @@ sampler_misuse = rule(
     ),
     most=1,
 )
-
-
-def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:
-    """Yield the loaders that all ranks have whose data are to be divided, all inputs known."""
-    size = _divided_among(context)
-    for of in by_key(context.facts, lambda run: run.loaders).values():
-        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
-            yield of
+def sampler_misuse(context: Context) -> Iterator[dict[int, SamplerFacts]]:
+    """Compare the DistributedSamplers that ranks have under one key."""
+    yield from by_key(context.facts, lambda run: run.samplers).values()
 
 
 def _say_same_batches(seen: Compared[LoaderFacts]) -> str:
@@ -546,10 +510,8 @@ def _same_inputs_shown(seen: Compared[LoaderFacts]) -> Iterator[str]:
 
 # https://github.com/huggingface/datasets/issues/5360
 # https://github.com/Lightning-AI/pytorch-lightning/issues/15734
-same_batches = rule(
-    "same_batches",
-    _loaders,
-    Row(
+@rule(
+    Row[LoaderFacts](
         read=attrgetter("inputs"),
         category=Category.SAMPLER_MISUSE,
         cause=_say_same_batches,
@@ -562,6 +524,12 @@ same_batches = rule(
         whose=everyone,
     ),
 )
+def same_batches(context: Context) -> Iterator[dict[int, LoaderFacts]]:
+    """Compare the loaders that all ranks have whose data are to be divided, all inputs known."""
+    size = _divided_among(context)
+    for of in by_key(context.facts, lambda run: run.loaders).values():
+        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
+            yield of
 
 
 # -- random numbers ----------------------------------------------------------------------
@@ -579,36 +547,15 @@ class _Drawing:
     starts: tuple[StepStart, ...]
 
 
-def _drawing_for_their_own(context: Context) -> Iterator[dict[int, _Drawing]]:
-    """Yield the replicas of models whose code draws numbers for samples that no other rank has.
-
-    That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
-    their own parts of it. So the code must say that they are drawn for the rank's own batch.
-    """
-    for model in context.models:
-        place, starts = model.first.start_place, [each.starts for each in model.of.values()]
-        rows = list(zip(*starts, strict=False)) if len(starts) > 1 and model.whole else []
-        own = sum(map(_are_drawn_for_own_inputs, rows))
-        draw = draw_around(context.sources, place) if own >= _FEWEST_DRAWS and place else ""
-        if draw:
-            yield {r: _Drawing(model, draw, own, each.starts) for r, each in model.of.items()}
-
-
 def _are_drawn_for_own_inputs(row: tuple[StepStart, ...]) -> bool:
     inputs = {start.input for start in row}
     return all(start.drew and start.input for start in row) and len(inputs) == len(row)
 
 
-def _draw_the_same(seen: Compared[_Drawing]) -> bool:
-    return all(len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False))
-
-
 # https://github.com/Robbyant/lingbot-vla-v2/issues/41
 # https://github.com/huggingface/accelerate/issues/236
-same_draws = rule(
-    "same_draws",
-    _drawing_for_their_own,
-    Row(
+@rule(
+    Row[_Drawing](
         read=lambda drawing: tuple(start.random for start in drawing.starts),
         category=Category.RNG_MISMATCH,
         cause=lambda seen: (
@@ -625,10 +572,26 @@ same_draws = rule(
             f"{name_ranks(seen.by_rank)}",
             "the model got other samples on each of them",
         ],
-        is_wrong=_draw_the_same,
+        is_wrong=lambda seen: all(
+            len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False)
+        ),
         whose=everyone,
     ),
 )
+def same_draws(context: Context) -> Iterator[dict[int, _Drawing]]:
+    """Compare what models draw with whose code draws numbers for samples that no other rank has.
+
+    That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
+    their own parts of it. So the code must say that they are drawn for the rank's own batch.
+    """
+    for model in context.models:
+        place = model.first.start_place
+        if place is None or not model.replicated:
+            continue
+        rows = zip(*(replica.starts for replica in model.of.values()), strict=False)
+        own = sum(map(_are_drawn_for_own_inputs, rows))
+        if own >= _FEWEST_DRAWS and (draw := draw_around(context.sources, place)):
+            yield {r: _Drawing(model, draw, own, each.starts) for r, each in model.of.items()}
 
 
 # -- ranks that hold parts of one model --------------------------------------------------
@@ -662,24 +625,6 @@ class _Fed:
 
 def _inputs_of(facts: RunFacts) -> tuple[Input, ...]:
     return facts.split.forwards[0].inputs if facts.split.forwards else ()
-
-
-def _holding_parts(context: Context) -> Iterator[dict[int, _Fed]]:
-    """Yield what ranks got that are known to compute together, in the steps in which it differs.
-
-    DTensor was told that a tensor is the same there, and it is not; or they add up their parts of
-    layers, and come to other losses.
-    """
-    facts = context.facts
-    claimed = {claim.ranks for run in facts.values() for claim in run.split.claims}
-    for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
-        of = {rank: facts[rank] for rank in ranks}
-        if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
-            yield _fed(of, "DTensor was told that a tensor is the same there")
-    for ranks in summed(context):
-        of = {rank: facts[rank] for rank in ranks}
-        if _come_to_other_losses(of):
-            yield _fed(of, "they add up their parts of layers")
 
 
 def _fed(of: Mapping[int, RunFacts], why: str) -> dict[int, _Fed]:
@@ -768,10 +713,8 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
     )
 
 
-other_inputs = rule(
-    "other_inputs",
-    _holding_parts,
-    Row(
+@rule(
+    Row[_Fed](
         read=attrgetter("inputs"),
         category=Category.REPLICA_INPUT_MISMATCH,
         cause=lambda seen: (
@@ -792,10 +735,67 @@ other_inputs = rule(
         ),
     ),
 )
+def other_inputs(context: Context) -> Iterator[dict[int, _Fed]]:
+    """Compare what ranks got that are known to compute together, in steps in which it differs.
+
+    DTensor was told that a tensor is the same there, and it is not; or they add up their parts of
+    layers, and come to other losses.
+    """
+    facts = context.facts
+    claimed = {claim.ranks for run in facts.values() for claim in run.split.claims}
+    for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
+        of = {rank: facts[rank] for rank in ranks}
+        if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
+            yield _fed(of, "DTensor was told that a tensor is the same there")
+    for ranks in summed(context):
+        of = {rank: facts[rank] for rank in ranks}
+        if _come_to_other_losses(of):
+            yield _fed(of, "they add up their parts of layers")
 
 
-def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
-    """Yield ranks with parts of one model, the same samples, dropout, and copies that drift apart.
+def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
+    """False where only the plan says so, and ranks may have experts of their own."""
+    declared = all(copy.declared for copy in of.values())
+    return declared or not any(
+        record.operation.startswith(_EXCHANGES)
+        for records in context.collectives.of.values()
+        for record in records
+    )
+
+
+def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
+    got = {tuple((e.backwards, e.hash) for e in _inputs_of(run)) for run in of.values()}
+    inputs = next(iter(got))
+    return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
+
+
+@rule(
+    Row[RunFacts](
+        read=lambda run: tuple(each.random for each in _inputs_of(run)),
+        category=Category.RNG_MISMATCH,
+        cause=lambda seen: (
+            "ranks that hold parts of one model get the same samples, and their dropout draws "
+            f"other random numbers on each{in_brackets(seen.culprit.split.forwards[0].place)}: "
+            "what they compute together is of no one model, and what all of them have drifts apart"
+        ),
+        remedy=(
+            "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
+            "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp."
+        ),
+        evidence=lambda seen: [
+            f"torch's generator was not the same on {name_ranks(seen.by_rank)} before the first "
+            f"{len(_inputs_of(seen.culprit))} training forwards",
+            "the model's inputs were the same there, and it has dropout",
+        ],
+        # Random numbers must be known, and be other ones before each of the forwards.
+        is_wrong=lambda seen: all(
+            "" not in row and len(set(row)) > 1 for row in zip(*seen.values.values(), strict=True)
+        ),
+        whose=everyone,
+    ),
+)
+def other_draws(context: Context) -> Iterator[dict[int, RunFacts]]:
+    """Compare ranks with parts of one model, the same samples, dropout, and copies that drift.
 
     What is split may be dropped otherwise on each rank: then nothing drifts.
     """
@@ -820,51 +820,3 @@ def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
         drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
         if began and drops and _got_the_same(runs):
             yield runs
-
-
-def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
-    """False where only the plan says so, and ranks may have experts of their own."""
-    declared = all(copy.declared for copy in of.values())
-    return declared or not any(
-        record.operation.startswith(_EXCHANGES)
-        for records in context.collectives.of.values()
-        for record in records
-    )
-
-
-def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
-    got = {tuple((e.backwards, e.hash) for e in _inputs_of(run)) for run in of.values()}
-    inputs = next(iter(got))
-    return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
-
-
-def _draw_otherwise(seen: Compared[RunFacts]) -> bool:
-    """True where random numbers are known, and not the same before any of the forwards."""
-    rows = zip(*seen.values.values(), strict=True)
-    return all("" not in row and len(set(row)) > 1 for row in rows)
-
-
-other_draws = rule(
-    "other_draws",
-    _dropping_apart,
-    Row(
-        read=lambda run: tuple(each.random for each in _inputs_of(run)),
-        category=Category.RNG_MISMATCH,
-        cause=lambda seen: (
-            "ranks that hold parts of one model get the same samples, and their dropout draws "
-            f"other random numbers on each{in_brackets(seen.culprit.split.forwards[0].place)}: "
-            "what they compute together is of no one model, and what all of them have drifts apart"
-        ),
-        remedy=(
-            "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
-            "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp."
-        ),
-        evidence=lambda seen: [
-            f"torch's generator was not the same on {name_ranks(seen.by_rank)} before the first "
-            f"{len(_inputs_of(seen.culprit))} training forwards",
-            "the model's inputs were the same there, and it has dropout",
-        ],
-        is_wrong=_draw_otherwise,
-        whose=everyone,
-    ),
-)

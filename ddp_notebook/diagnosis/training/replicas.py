@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.model import (
-    Collective,
     Collectives,
     EvaluationFacts,
     OptimizerFacts,
@@ -76,11 +75,15 @@ class Model:
         return all(replica.group_size == len(self.of) for replica in self.of.values())
 
     @property
+    def replicated(self) -> bool:
+        """Several ranks have it, and are one group."""
+        return self.whole and len(self.of) > 1
+
+    @property
     def diverged(self) -> tuple[str, ...]:
         """Parameters that are not the same on all ranks, though they must be."""
-        if not self.whole or len(self.of) < 2:
-            return ()
-        return differing({rank: replica.parameters for rank, replica in self.of.items()})
+        of = {rank: replica.parameters for rank, replica in self.of.items()}
+        return differing(of) if self.replicated else ()
 
     @property
     def apart(self) -> tuple[str, ...]:
@@ -222,17 +225,15 @@ def may_have_joined(
 
     Or what is computed with them: anything larger than a few metrics.
     """
+    fewest_of_object = 2 * sum(numels)  # its values take two bytes each, or more
+    by_hand = (r for rank in ranks for r in collectives.of.get(rank, ()) if r.part is None)
     return any(
-        r.part is None and r.backwards and (r.numel > 1) and _may_hold(r, numels)
-        for rank in ranks
-        for r in collectives.of.get(rank, ())
+        r.numel >= fewest_of_object
+        if r.dtype.endswith("uint8")
+        else r.numel > _FEW_METRICS or r.numel in numels
+        for r in by_hand
+        if r.backwards and r.numel > 1
     )
-
-
-def _may_hold(record: Collective, numels: Collection[int]) -> bool:
-    if record.dtype.endswith("uint8"):  # an object: its values take two bytes each, or more
-        return record.numel >= 2 * sum(numels)
-    return record.numel > _FEW_METRICS or record.numel in numels
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -1,15 +1,16 @@
 """The engine of the tables `equal` and `coverage`: rows that say how a value is read and judged.
 
 A row names what is read of each rank, what makes it a mistake, whose mistake it is, what to say and
-what to do. A scope gives the things that several ranks have, by rank, for which the row's premise
-holds. A new mistake is a row; what it says of a run is computed here alone. The links above a table
-are reports of people who had the mistake.
+what to do. The function below rows yields the things that several ranks have, by rank, for which
+their premise holds. A new mistake is a row; what it says of a run is computed here alone. The links
+above a table are reports of people who had the mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -99,17 +100,20 @@ class Row(Generic[T]):
 
 
 def rule(
-    name: str, scope: Callable[[Context], Iterable[Mapping[int, T]]], *rows: Row[T], most: int = 2
-) -> Find:
-    """Return a rule that judges these rows in each scope: at most so many findings in each.
+    *rows: Row[T], most: int = 2
+) -> Callable[[Callable[[Context], Iterable[Mapping[int, T]]]], Find]:
+    """Make a scope a rule that judges these rows in it: at most so many findings in each.
 
     One is the most where what a later row finds may follow from what an earlier one has found.
     """
 
-    def find(context: Context) -> Iterator[Finding]:
-        for by_rank in scope(context):
-            found = (row.finding(context, by_rank) for row in rows)
-            yield from islice((finding for finding in found if finding is not None), most)
+    def judging(scope: Callable[[Context], Iterable[Mapping[int, T]]]) -> Find:
+        @wraps(scope)
+        def find(context: Context) -> Iterator[Finding]:
+            for by_rank in scope(context):
+                found = (row.finding(context, by_rank) for row in rows)
+                yield from islice((finding for finding in found if finding is not None), most)
 
-    find.__name__ = name
-    return find
+        return find
+
+    return judging
