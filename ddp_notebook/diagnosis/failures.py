@@ -41,7 +41,9 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     ends = tuple(ends)
     left = tuple(sorted(end.rank for end in ends if end.outcome == "ok"))
     failed = [end for end in ends if end.outcome == "error"]
-    own = [end for end in failed if not _went_away(end)]
+    own = [
+        end for end in failed if not (_lost_store(end) or torch_errors.WENT_AWAY.search(end.evalue))
+    ]
     if left and failed and not own:
         return (_left(left, failed),)
     lost = [end for end in failed if end not in own] if own else []
@@ -72,11 +74,6 @@ def _raised(
 
 def _words(end: CellFinished) -> str:
     return raised_words(end.ename, end.evalue, end.path)
-
-
-def _went_away(end: CellFinished) -> bool:
-    """True of an error that says no more than that another rank's process or group is gone."""
-    return _lost_store(end) or bool(torch_errors.WENT_AWAY.search(end.evalue))
 
 
 def _lost_store(end: CellFinished) -> bool:

@@ -182,17 +182,22 @@ def _made_elsewhere(context: Context, missing: Mapping[int, RankReport]) -> Find
 
 def lost_store_file(context: Context) -> Iterator[Finding]:
     """The file of a ``file://`` store that was deleted while the groups still need it."""
-    waiting = tuple(e for e in context.case.ranks if _needs_lost_file(e))
+    waiting = [
+        e
+        for e in context.case.ranks
+        if e.file.lost
+        and e.activity in (Activity.WAITING, Activity.FAILED)
+        and (e.initialized or in_setup(e))
+    ]
     if not waiting:
         return
     path = waiting[0].file.path
-    everyone = tuple(e.rank for e in context.case.ranks)
     files = {place.file for e in waiting for place in e.path}
-    culprits, place = context.sources.who_calls(_DELETES, sorted(files), everyone)
+    culprits, place = context.sources.who_calls(_DELETES, sorted(files), tuple(context.reports))
     ranks: Ranks = tuple(e.rank for e in waiting)
     need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
     cause = f"the file of the rendezvous, {path}, was deleted {need}"
-    if culprits and place:
+    if culprits:
         cause = (
             f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
         )
@@ -205,8 +210,3 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         context.victims,
         (f"nothing that {name_ranks(ranks)} wrote is in {path} any more",),
     )
-
-
-def _needs_lost_file(report: RankReport) -> bool:
-    waits = report.activity in (Activity.WAITING, Activity.FAILED)
-    return waits and (report.initialized or in_setup(report)) and report.file.lost

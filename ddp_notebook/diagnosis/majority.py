@@ -33,9 +33,8 @@ def vote(values: Mapping[int, T], expected: T | None = None, first: int | None =
     """
     sets = by_value(values)
     most = max(len(ranks) for ranks, _ in sets)
-    largest = [value for ranks, value in sets if len(ranks) == most]
-    if any(value == expected for _, value in sets):
-        largest = [value for _, value in sets if value == expected]
+    largest = [value for _, value in sets if value == expected]
+    largest = largest or [value for ranks, value in sets if len(ranks) == most]
     # A tie has to be broken, as a finding names one side: by the rank on which the others depend,
     # where the caller knows one, else by the lowest.
     decisive = first if first is not None and first in values else min(values)

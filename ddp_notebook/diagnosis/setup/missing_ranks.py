@@ -19,7 +19,6 @@ from ddp_notebook.diagnosis.progress import (
 )
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.names import Varies
-from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     OWN_STORE,
     Activity,
@@ -27,7 +26,6 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
-    Place,
     RankReport,
     Ranks,
     Worker,
@@ -117,29 +115,26 @@ def _absent(
     path = next((e.path for e in waiting if e.path), ())
     call = Collective(waiting[0].rank, 0, called, api=called, path=path)
     test = context.sources.condition(call, None, here, ranks)
-    if test is not None and test.decides < Varies.BY_RANK:
-        test = None
-    tests = (f"{test.place}: {test.place.text}",) if test is not None else ()
-    if test is not None:
+    line: tuple[str, ...] = ()
+    if test is not None and test.decides >= Varies.BY_RANK:
+        what, line = f"{what} ({test.quoted})", (f"{test.place}: {test.place.text}",)
         every = "no condition may keep a rank from it"
     elif context.case.script:
         every = "no rank may leave before it, and as many must start as WORLD_SIZE says"
     else:
         every = "run the same code on all ranks (%%ddp without --ranks)"
+    facts = []
+    for e in (context.reports[rank] for rank in ranks):
+        raised = f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
+        facts.append(f"rank {e.rank} {raised if e.activity is Activity.FAILED else 'runs nothing'}")
     return Finding(
         Category.MISSING_RANK,
         ranks,
-        f"{what} ({test.quoted})" if test is not None else what,
+        what,
         f"Call it on every rank: {every}.",
         context.case.waiting,
-        (*(f"rank {rank} {_state_of(context.reports[rank])}" for rank in ranks), *tests),
+        (*facts, *line),
     )
-
-
-def _state_of(e: RankReport) -> str:
-    if e.activity is not Activity.FAILED:
-        return "runs nothing"
-    return f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
 
 
 def early_exits(context: Context) -> Iterator[Finding]:
@@ -233,34 +228,24 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
     files = {e.awaits.file for e in pollers}
     ranks = tuple(e.rank for e in pollers)
     rest = [e for e in context.case.ranks if e not in pollers]
-    others = tuple(e.rank for e in rest)
-    wait = {e.inside for e in rest} == {"collective"}
-    test = _sent_there(context, pollers[0].path, ranks, others) if wait else None
-    if test is None or len(files) > 1 or len(rest) > 1:
+    others, path = tuple(e.rank for e in rest), pollers[0].path
+    if [e.inside for e in rest] != ["collective"] or len(files) > 1 or not path:
+        return None
+    line = Collective(ranks[0], 0, "", path=path)
+    test = context.sources.condition(line, None, ranks, others)
+    if test is None or not test.on_rank:
         return None
     return Finding(
         Category.FILESYSTEM,
         others,
         f"{verb(others, 'waits', 'wait')} in a collective and {agree(others, 'has', 'have')} not "
         f"written {files.pop()}, for which {name_ranks(ranks)} "
-        f"{agree(ranks, 'waits', 'wait')} in a loop at {pollers[0].path[-1]} ({test.quoted})",
+        f"{agree(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
         "Write the file on every way on which the other ranks wait for it, or have them wait in "
         "dist.barrier() instead.",
         context.case.waiting,
-        (
-            *(f"rank {e.rank}: at {e.doing}" for e in pollers),
-            f"{test.place}: {test.place.text}",
-        ),
+        (*(f"rank {e.rank}: at {e.doing}" for e in pollers), f"{test.place}: {test.place.text}"),
     )
-
-
-def _sent_there(
-    context: Context, path: Sequence[Place], ranks: Ranks, others: Ranks
-) -> Condition | None:
-    """The test of the rank by which these ranks, and not the others, come to a line."""
-    line = Collective(ranks[0], 0, "", path=tuple(path))
-    test = context.sources.condition(line, None, ranks, others) if path else None
-    return test if test is not None and test.on_rank else None
 
 
 def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
@@ -336,58 +321,51 @@ def late_ranks(context: Context) -> Iterator[Finding]:
 
 def stuck_data_workers(context: Context) -> Iterator[Finding]:
     """Ranks whose next batch never comes; those with the same cause at one line together."""
-    waiting = context.case.waiting
-    same: dict[tuple[bool, bool, str], dict[int, tuple[Worker, ...]]] = {}
+    same: dict[tuple[bool, bool, str], list[tuple[int, Worker]]] = {}
     for e in context.case.ranks:
         stuck = stuck_workers(e)
         if stuck:
             due = next(worker for worker in stuck if worker.due)
             key = due.stopped, due.forked, str(due.place or "")
-            same.setdefault(key, {})[e.rank] = stuck
-    for (stopped, forked, _), of in same.items():
-        yield _stopped(of, waiting) if stopped else _locked(of, waiting, forked)
+            same.setdefault(key, []).extend((e.rank, worker) for worker in stuck)
+    for of in same.values():
+        yield _no_batch(of, context.case.waiting)
 
 
-def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
-    due = next(worker for worker in of[min(of)] if worker.due)
-    at = at_place(due.place)
-    one = sum(map(len, of.values())) == 1
-    why = "; most likely it was held, or a pool of threads was in use, when "
-    why = f"{why}{'it was' if one else 'they were'} forked" if forked else ""
-    text = (f"{due.place}: {due.place.text}",) if due.place is not None and due.place.text else ()
+def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
+    workers = [worker for _, worker in of]
+    due = next(worker for worker in workers if worker.due)
+    pids = ", ".join(str(worker.pid) for worker in workers)
+    named = f"the {agree(workers, 'worker', 'workers')} with pid {pids} of the DataLoader"
+    line: tuple[str, ...] = ()
+    if due.stopped:
+        state = "stopped, by a signal or a debugger"
+        cause = f"{named} {agree(workers, 'is', 'are')} stopped"
+        stopped = " ".join(str(worker.pid) for worker in workers if worker.stopped)
+        remedy = f"Let them continue: kill -CONT {stopped}"
+    else:
+        state = "every thread of it waits for a lock, without a time limit"
+        cause = (
+            f"{named} {agree(workers, 'waits', 'wait')}{at_place(due.place)} for a lock that no "
+            "thread releases"
+        )
+        if due.forked:
+            cause += "; most likely it was held, or a pool of threads was in use, when "
+            cause += f"{agree(workers, 'it was', 'they were')} forked"
+        remedy = (
+            'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
+            '"forkserver"), and hold no lock and start no threads before its workers are forked.'
+        )
+        if due.place is not None and due.place.text:
+            line = (f"{due.place}: {due.place.text}",)
+    facts = (
+        f"rank {rank}, worker {w.pid}: {state}; has not run for {w.still_s:.0f} s" for rank, w in of
+    )
     return Finding(
         Category.DATALOADER_DEADLOCK,
-        tuple(of),
-        f"no batch comes: {_named(of)} of the DataLoader {'waits' if one else 'wait'}{at} "
-        f"for a lock that no thread releases{why}",
-        'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
-        '"forkserver"), and hold no lock and start no threads before its workers are forked.',
+        tuple(dict(of)),
+        f"no batch comes: {cause}",
+        remedy,
         waiting,
-        (*_facts(of, "every thread of it waits for a lock, without a time limit"), *text),
-    )
-
-
-def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
-    pids = " ".join(str(worker.pid) for those in of.values() for worker in those if worker.stopped)
-    are = "is" if sum(map(len, of.values())) == 1 else "are"
-    return Finding(
-        Category.DATALOADER_DEADLOCK,
-        tuple(of),
-        f"no batch comes: {_named(of)} of the DataLoader {are} stopped",
-        f"Let them continue: kill -CONT {pids}",
-        waiting,
-        _facts(of, "stopped, by a signal or a debugger"),
-    )
-
-
-def _named(of: dict[int, tuple[Worker, ...]]) -> str:
-    pids = [worker.pid for those in of.values() for worker in those]
-    return f"the worker{'s' if len(pids) > 1 else ''} with pid {', '.join(map(str, pids))}"
-
-
-def _facts(of: dict[int, tuple[Worker, ...]], what: str) -> tuple[str, ...]:
-    return tuple(
-        f"{name_ranks((rank,))}, worker {w.pid}: {what}; has not run for {w.still_s:.0f} s"
-        for rank, those in sorted(of.items())
-        for w in those
+        (*facts, *line),
     )

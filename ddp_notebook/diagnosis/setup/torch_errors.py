@@ -280,7 +280,6 @@ def of_errors(
     for (category, cause, remedy), failed in _said_alike(case, invalid=invalid):
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
-        holder = tuple(f"the port is held{e.error.holder}" for e in odd if e.error.holder)
         if ranks:
             yield Finding(
                 category,
@@ -291,7 +290,7 @@ def of_errors(
                 (
                     *by_ranks({e.rank: _said(e, category) for e in failed}),
                     *differing_variables(failed),
-                    *holder,
+                    *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
             )
@@ -305,8 +304,8 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 
     Each error has the number of the rank's own parameters. Without that, all.
     """
-    found = [_PARAMETERS.search(e.error.text) for e in failed]
-    values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
+    own = {e.rank: _PARAMETERS.search(e.error.text) for e in failed}
+    values = {rank: match[1] for rank, match in own.items() if match}
     ranks = minority(values) if len(values) == len(failed) else ()
     return [e for e in failed if e.rank in ranks] or failed
 
@@ -384,25 +383,18 @@ def _said(e: RankReport, category: Category) -> str:
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """A rank whose timeout is shorter than the others' gave up on a rank that is only late."""
-    if not TIMED_OUT.search(e.error.text) or _somebody_is_gone(case):
-        return None
     mine = e.arguments.timeout_s
-    others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
-    longer = [other for other in others if other is not None and mine is not None and other > mine]
-    if not longer:
+    longest = max(other.arguments.timeout_s or 0.0 for other in case.ranks)
+    for other in case.ranks:
+        never_ran = other.activity is Activity.IDLE and not other.entered
+        if other.activity is Activity.DEAD or never_ran:
+            return None  # that one will not come at all, however long it is waited for
+    if mine is None or longest <= mine or not TIMED_OUT.search(e.error.text):
         return None
     return (
         Category.ENV_MISMATCH,
-        f"waits {mine:g} s, other ranks up to {max(longer):g} s: it gave up first",
+        f"waits {mine:g} s, other ranks up to {longest:g} s: it gave up first",
         "Give init_process_group the same timeout= on every rank, longer than the latest takes.",
-    )
-
-
-def _somebody_is_gone(case: Case) -> bool:
-    """A rank that will not come at all, however long it is waited for."""
-    return any(
-        e.activity is Activity.DEAD or (e.activity is Activity.IDLE and not e.entered)
-        for e in case.ranks
     )
 
 
