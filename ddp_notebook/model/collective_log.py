@@ -45,6 +45,7 @@ REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
 operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
 peer, tag; shape; held_ns, freed."""
+_RECORD = struct.Struct(HEAD.format + REST.format.removeprefix("<"))
 MAGIC = b"ddpring2"
 # The two counts, and a record's number, `issued_ns` and `done_ns`, lie at multiples of eight: the
 # writer changes each by itself through a memoryview cast to "Q", which is one store of the machine.
@@ -119,7 +120,7 @@ def read(
     _, run, written, text_bytes = HEADER.unpack_from(buffer)
     start = max(0, written - min(last, CAPACITY))
     raw = [
-        _unpacked(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
+        _RECORD.unpack_from(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
         for number in range(start, written)
     ]
     if known is not None and (known.run, known.text_bytes) == (run, text_bytes):
@@ -188,10 +189,6 @@ def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:
         groups,
         {rank: log.first for rank, log in logs.items()},
     )
-
-
-def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
-    return HEAD.unpack_from(buffer, at) + REST.unpack_from(buffer, at + HEAD.size)
 
 
 # The content is not trusted: faulty native code may write anywhere, here too. So an unreadable text
