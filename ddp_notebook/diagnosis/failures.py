@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     RankState,
     Status,
     agree,
+    by_value,
     cut,
     name_ranks,
     them,
@@ -165,27 +166,21 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
     moving = any(report.process.runnable for report in case.ranks if report.rank in stuck)
     if longest_s < UNEXPLAINED_AFTER_S or working or moving:
         return None
+    probes = {e.rank: e.network.probe for e in case.ranks if e.inside == "store"}
+    targets = {rank: probe.target for rank, probe in probes.items() if probe.state == "open"}
+    stores = (
+        f"{target} accepts the connection of {name_ranks(ranks)}; whether a store answers there is "
+        "not known"
+        for ranks, target in by_value(targets)
+    )
     return Finding(
         Category.UNDECIDED,
         (),
         f"{verb(stuck, 'has', 'have')} waited for {longest_s:.0f} s, and the cause is not known",
         "See the line of each rank: %ddp_where. Or free them: %ddp_abort",
         stuck,
-        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *_stores(case)),
+        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *stores),
         commands=("%ddp_where", "%ddp_abort"),
-    )
-
-
-def _stores(case: Case) -> tuple[str, ...]:
-    """What ranks that wait for the store know of its port."""
-    ranks: dict[str, list[int]] = {}
-    for report in case.ranks:
-        if report.inside == "store" and report.network.probe.state == "open":
-            ranks.setdefault(report.network.probe.target, []).append(report.rank)
-    return tuple(
-        f"{target} accepts the connection of {name_ranks(who)}; whether a store answers there is "
-        "not known"
-        for target, who in ranks.items()
     )
 
 

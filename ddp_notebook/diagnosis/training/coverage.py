@@ -24,7 +24,6 @@ from ddp_notebook.diagnosis.training.replicas import (
 from ddp_notebook.diagnosis.training.table import (
     Compared,
     Row,
-    any_has,
     everyone,
     rule,
     those_that_have,
@@ -110,7 +109,6 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
                 f"{some(e.unready or ('its parameters',))} had a gradient"
             ),
         ),
-        is_wrong=lambda seen: bool(_without_replaced(seen)),
         whose=_without_replaced,
     ),
 )
@@ -225,7 +223,6 @@ def _name(seen: _Replicas) -> str:
                 f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
             ),
         ),
-        is_wrong=any_has,
         whose=those_that_have,
     ),
 )
@@ -254,7 +251,6 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
                 for r in seen.culprits
             }
         ),
-        is_wrong=any_has,
         whose=those_that_have,
     ),
 )
@@ -294,9 +290,6 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
     ),
     evidence=lambda seen: _counts(
         seen, lambda e: f"trains {some(_trained_outside(seen.by_rank, e))}, without a hook"
-    ),
-    is_wrong=lambda seen: any(
-        _trained_outside(seen.by_rank, each) for each in seen.by_rank.values()
     ),
     whose=lambda seen: tuple(
         r for r, each in seen.by_rank.items() if _trained_outside(seen.by_rank, each)
@@ -368,12 +361,32 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         if all(
             _FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values()
         ):
-            models = [model for model in context.models if model.key not in held]
-            yield from (_detached(model, of) for model in models if _as_large(model, of))
+            for model in context.models:
+                if model.key not in held and _as_large(model, of):
+                    yield _detached(
+                        of,
+                        f"of other tensors than the parameters of {model.title}:",
+                        "of the parameters of the model that is trained, after the model was "
+                        "copied, moved or loaded",
+                        {
+                            rank: f", and no optimizer that steps holds parameters of "
+                            f"{model.title}, which had {counted(replica.backwards, 'backward')}"
+                            for rank, replica in model.of.items()
+                        },
+                    )
             # An optimizer that divides its parameters among the ranks may have none on some.
             sharded = {r: context.facts[r].sharded_without_optimizer for r in of}
             if all(e.numels and e.numels == sharded[r] for r, e in of.items()):
-                yield _of_before_sharding(context, of)
+                yield _detached(
+                    of,
+                    "before fully_shard: it holds the tensors that the parameters were,",
+                    "after fully_shard(model)",
+                    {
+                        r: "; sharded parameters of the same sizes are in no optimizer, in "
+                        f"{counted(context.facts[r].backwards, 'backward')}"
+                        for r in of
+                    },
+                )
         elif all(optimizer.unheld for optimizer in of.values()):
             yield _detached_in_part(of)
 
@@ -396,44 +409,18 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
     )
 
 
-def _detached(model: Model, of: _Optimizers) -> Finding:
+def _detached(of: _Optimizers, made: str, remedy: str, instead: Mapping[int, str]) -> Finding:
     each = next(iter(of.values()))
     return Finding(
         Category.OPTIMIZER_DETACHED,
         tuple(of),
-        f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
-        f"them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
-        "Make the optimizer of the parameters of the model that is trained, after the model was "
-        "copied, moved or loaded: it keeps the tensors that it was given.",
+        f"{each.type} was made {made} none of them ever gets a gradient, and its steps change "
+        f"nothing{in_brackets(each.place)}",
+        f"Make the optimizer {remedy}: it keeps the tensors that it was given.",
         evidence=by_ranks(
             {
-                rank: f"{_no_gradients(e)}, and no optimizer that steps holds parameters of "
-                f"{model.title}, which had {counted(model.of[rank].backwards, 'backward')}"
-                for rank, e in of.items()
-            }
-        ),
-    )
-
-
-def _no_gradients(each: OptimizerFacts) -> str:
-    return (
-        f"none of its {len(each.numels)} tensors had a gradient in {each.idle_steps} of "
-        f"{counted(each.steps, 'step')}"
-    )
-
-
-def _of_before_sharding(context: Context, of: _Optimizers) -> Finding:
-    each = next(iter(of.values()))
-    return Finding(
-        Category.OPTIMIZER_DETACHED,
-        tuple(of),
-        f"{each.type} was made before fully_shard: it holds the tensors that the parameters were, "
-        f"none of them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
-        "Make the optimizer after fully_shard(model): it keeps the tensors that it was given.",
-        evidence=by_ranks(
-            {
-                rank: f"{_no_gradients(e)}; sharded parameters of the same sizes are in no "
-                f"optimizer, in {counted(context.facts[rank].backwards, 'backward')}"
+                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+                f"{counted(e.steps, 'step')}{instead[rank]}"
                 for rank, e in of.items()
             }
         ),
@@ -442,11 +429,11 @@ def _of_before_sharding(context: Context, of: _Optimizers) -> Finding:
 
 def _detached_in_part(of: _Optimizers) -> Finding:
     each = next(iter(of.values()))
-    get, they = ("gets", "it is") if len(each.unheld) == 1 else ("get", "they are")
     return Finding(
         Category.OPTIMIZER_DETACHED,
         tuple(of),
-        f"no optimizer holds {some(each.unheld)}, which {get} gradients: {they} never updated; "
+        f"no optimizer holds {some(each.unheld)}, which {agree(each.unheld, 'gets', 'get')} "
+        f"gradients: {agree(each.unheld, 'it is', 'they are')} never updated; "
         f"{each.type} holds as many tensors that are in no model any more{in_brackets(each.place)}",
         "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
         "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
@@ -457,14 +444,6 @@ def _detached_in_part(of: _Optimizers) -> Finding:
                 for rank, e in of.items()
             }
         ),
-    )
-
-
-def _say_unheld(seen: _Replicas) -> str:
-    get, they = ("gets", "it is") if len(seen.culprit.unheld) == 1 else ("get", "they are")
-    return (
-        f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which {get} "
-        f"gradients: {they} never updated, though what is before and after is"
     )
 
 
@@ -479,7 +458,12 @@ def _are_forgotten(seen: _Replicas) -> bool:
     Row[ReplicaFacts](
         read=attrgetter("unheld"),
         category=Category.OPTIMIZER_DETACHED,
-        cause=_say_unheld,
+        cause=lambda seen: (
+            f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which "
+            f"{agree(seen.culprit.unheld, 'gets', 'get')} gradients: "
+            f"{agree(seen.culprit.unheld, 'it is', 'they are')} never updated, though what is "
+            "before and after is"
+        ),
         remedy=(
             "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
             "on those that are not, before DistributedDataParallel(model)."

@@ -82,11 +82,9 @@ def _whose_rate(seen: Compared[OptimizerFacts]) -> Ranks:
 def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
     rates = {rank: _rates(optimizer) for rank, optimizer in seen.by_rank.items()}
     right = next((rates[rank] for rank in sorted(rates) if rank not in seen.culprits), "")
-    which = f"{rates[seen.culprits[0]]}, others with {right}"
+    which = seen.against(rates, f"others with {right}")
     if _read_other_metrics(seen.by_rank):
         which = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
-    elif not right:
-        which = f"{each_with(rates)}, which of them is meant cannot be told"
     at = in_brackets(seen.culprit.place)
     return f"{seen.culprit.type} steps with learning rate {which}: replicas drift apart{at}"
 
@@ -113,19 +111,6 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
     }
 
 
-def _whose_options(seen: Compared[OptimizerFacts]) -> Ranks:
-    names = {each.partition("=")[0] for own in _own_options(seen).values() for each in own}
-    return strayed(seen.context.sources, seen.values, names)
-
-
-def _say_other_options(seen: Compared[OptimizerFacts]) -> str:
-    texts = {rank: some(own) for rank, own in _own_options(seen).items()}
-    has = f"{texts[seen.culprits[0]]}, and something else on the other ranks"
-    if seen.undecided:
-        has = f"{each_with(texts)}, which of them is meant cannot be told"
-    return f"{seen.culprit.type} has {has}: replicas drift apart{in_brackets(seen.culprit.place)}"
-
-
 @rule(
     Row[OptimizerFacts](
         read=attrgetter("lrs"),
@@ -136,16 +121,28 @@ def _say_other_options(seen: Compared[OptimizerFacts]) -> str:
             "that reads a metric needs the same metric (all_reduce it)."
         ),
         evidence=_rates_shown,
+        is_wrong=differs,
         whose=_whose_rate,
     ),
     Row[OptimizerFacts](
         read=attrgetter("options"),
         category=Category.REPLICA_DIVERGENCE,
-        cause=_say_other_options,
+        cause=lambda seen: (
+            f"{seen.culprit.type} has "
+            + seen.against(
+                {rank: some(own) for rank, own in _own_options(seen).items()},
+                "and something else on the other ranks",
+            )
+            + f": replicas drift apart{in_brackets(seen.culprit.place)}"
+        ),
         remedy="Give the optimizer the same options on every rank.",
         evidence=lambda seen: seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
         is_wrong=lambda seen: differs(seen) and len(set(map(len, seen.values.values()))) == 1,
-        whose=_whose_options,
+        whose=lambda seen: strayed(
+            seen.context.sources,
+            seen.values,
+            {each.partition("=")[0] for own in _own_options(seen).values() for each in own},
+        ),
     ),
 )
 def learning_rates(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
@@ -173,21 +170,21 @@ def _setting(seen: Compared[str]) -> str:
     return seen.by_rank[min(seen.by_rank)].partition("=")[0]
 
 
-def _say_other_setting(seen: Compared[str]) -> str:
-    values = {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()}
-    what = f"is {values[seen.culprits[0]]}, and something else on other ranks"
-    if seen.undecided:
-        what = f"is {each_with(values)}, which of them is meant cannot be told"
-    return f"{_setting(seen)} {what}: they compute with other precision"
-
-
 @rule(
     Row[str](
         read=lambda setting: setting,
         category=Category.NUMERICS_MISMATCH,
-        cause=_say_other_setting,
+        cause=lambda seen: (
+            f"{_setting(seen)} is "
+            + seen.against(
+                {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()},
+                "and something else on other ranks",
+            )
+            + ": they compute with other precision"
+        ),
         remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
         evidence=lambda seen: seen.lines(lambda setting: setting),
+        is_wrong=differs,
         whose=_whose_setting,
     ),
 )
@@ -293,6 +290,7 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
             f"running statistics differ between {name_ranks(seen.by_rank)} at the begin of "
             f"{counted(seen.culprit.times, 'evaluation')}"
         ],
+        is_wrong=differs,
         whose=everyone,
     ),
 )
@@ -327,11 +325,6 @@ def _is_divided_among_all(seen: Compared[SamplerFacts]) -> bool:
     return _divided_among(seen.context) == len(seen.by_rank) > 0
 
 
-def _wrongly_divided(seen: Compared[SamplerFacts]) -> Ranks:
-    size = _divided_among(seen.context)
-    return tuple(rank for rank, number in seen.values.items() if number != size)
-
-
 def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     """The data sets have the same data in another order, or are another part of the same data."""
     # Only where the sampler divides among all that train: then each rank's list must be the same.
@@ -349,19 +342,8 @@ def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     )
 
 
-def _whose_seed(seen: Compared[SamplerFacts]) -> Ranks:
-    # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
-    counts_up = len({seed - rank for rank, seed in seen.values.items()}) == 1
-    return everyone(seen) if counts_up else strayed(seen.context.sources, seen.values, ("seed",))
-
-
 def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
     return {r: each for r, each in seen.by_rank.items() if each.shuffle and len(each.epochs) > 1}
-
-
-def _same_each_time(seen: Compared[SamplerFacts]) -> Ranks:
-    shuffled = _shuffled(seen)
-    return tuple(rank for rank, sampler in shuffled.items() if len(set(sampler.epochs)) == 1)
 
 
 def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
@@ -397,8 +379,10 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
             f"Leave num_replicas and rank out, or give num_replicas={len(seen.by_rank)}."
         ),
         evidence=lambda seen: seen.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
-        is_wrong=lambda seen: _is_divided_among_all(seen) and bool(_wrongly_divided(seen)),
-        whose=_wrongly_divided,
+        is_wrong=_is_divided_among_all,
+        whose=lambda seen: tuple(
+            rank for rank, number in seen.values.items() if number != len(seen.by_rank)
+        ),
     ),
     Row[SamplerFacts](
         read=attrgetter("rank"),
@@ -444,7 +428,12 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
         is_wrong=lambda seen: (
             differs(seen) and all(sampler.shuffle for sampler in seen.by_rank.values())
         ),
-        whose=_whose_seed,
+        # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
+        whose=lambda seen: (
+            everyone(seen)
+            if len({seed - rank for rank, seed in seen.values.items()}) == 1
+            else strayed(seen.context.sources, seen.values, ("seed",))
+        ),
     ),
     Row[SamplerFacts](
         read=attrgetter("epochs"),
@@ -452,8 +441,9 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
         cause=_say_same_epoch,
         remedy="Call sampler.set_epoch(epoch) before each epoch's loop.",
         evidence=_epochs_shown,
-        is_wrong=lambda seen: bool(_same_each_time(seen)),
-        whose=_same_each_time,
+        whose=lambda seen: tuple(
+            rank for rank, sampler in _shuffled(seen).items() if len(set(sampler.epochs)) == 1
+        ),
     ),
     Row[SamplerFacts](
         read=attrgetter("epochs"),
@@ -474,38 +464,24 @@ def sampler_misuse(context: Context) -> Iterator[dict[int, SamplerFacts]]:
     yield from by_key(context.facts, lambda run: run.samplers).values()
 
 
-def _say_same_batches(seen: Compared[LoaderFacts]) -> str:
-    each = seen.culprit
-    why = f"the DataLoader has a {each.sampler} and no DistributedSampler"
-    if each.stream:
-        why = f"{each.stream}, an IterableDataset, is not divided among the ranks"
-    elif each.sampler not in _PLAIN:
-        why = f"the DataLoader's {each.sampler} draws the same samples on each of them"
-    return f"every rank trains on the same batches: {why}{in_brackets(each.place)}"
-
-
-def _how_to_divide(seen: Compared[LoaderFacts]) -> str:
-    each = seen.culprit
-    if each.stream:
+def _undivided(loader: LoaderFacts) -> tuple[str, str]:
+    """Return why all ranks read the same, and what to do."""
+    if loader.stream:
         return (
-            f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
-            "from dist.get_rank() on (and of these a part for each worker)."
+            f"{loader.stream}, an IterableDataset, is not divided among the ranks",
+            f"Have {loader.stream}.__iter__ yield a part for each rank: every world-size-th "
+            "sample, from dist.get_rank() on (and of these a part for each worker).",
         )
-    if each.sampler not in _PLAIN:
+    if loader.sampler not in _PLAIN:
         return (
+            f"the DataLoader's {loader.sampler} draws the same samples on each of them",
             "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
-            "every world-size-th of its samples, from dist.get_rank() on."
+            "every world-size-th of its samples, from dist.get_rank() on.",
         )
-    return "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=."
-
-
-def _same_inputs_shown(seen: Compared[LoaderFacts]) -> Iterator[str]:
-    yield (
-        f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
-        f"{name_ranks(seen.by_rank)}"
+    return (
+        f"the DataLoader has a {loader.sampler} and no DistributedSampler",
+        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
     )
-    if seen.culprit.length:
-        yield f"the data set has {seen.culprit.length} samples"
 
 
 # https://github.com/huggingface/datasets/issues/5360
@@ -514,9 +490,16 @@ def _same_inputs_shown(seen: Compared[LoaderFacts]) -> Iterator[str]:
     Row[LoaderFacts](
         read=attrgetter("inputs"),
         category=Category.SAMPLER_MISUSE,
-        cause=_say_same_batches,
-        remedy=_how_to_divide,
-        evidence=_same_inputs_shown,
+        cause=lambda seen: (
+            f"every rank trains on the same batches: {_undivided(seen.culprit)[0]}"
+            f"{in_brackets(seen.culprit.place)}"
+        ),
+        remedy=lambda seen: _undivided(seen.culprit)[1],
+        evidence=lambda seen: [
+            f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
+            f"{name_ranks(seen.by_rank)}",
+            *([f"the data set has {seen.culprit.length} samples"] if seen.culprit.length else []),
+        ],
         # One batch alone may be meant to be the same on all ranks.
         is_wrong=lambda seen: (
             not differs(seen) and len(set(seen.by_rank[min(seen.by_rank)].inputs)) >= _FEWEST_INPUTS

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.majority import each_with, outvoted
 from ddp_notebook.model import Category, Finding, Ranks
 
 T = TypeVar("T")
@@ -42,6 +42,12 @@ class Compared(Generic[T]):
         """True where no rank's value is right rather than another's."""
         return len(self.culprits) == len(self.by_rank)
 
+    def against(self, texts: Mapping[int, str], others: str) -> str:
+        """Return the culprits' text, and what the others have; all texts where that is unknown."""
+        if self.undecided:
+            return f"{each_with(texts)}, which of them is meant cannot be told"
+        return f"{texts[self.culprits[0]]}, {others}"
+
     def lines(self, text: Callable[[T], str]) -> tuple[str, ...]:
         """Return what each rank has, as lines of evidence."""
         return tuple(f"rank {rank}: {text(each)}" for rank, each in self.by_rank.items())
@@ -57,11 +63,6 @@ def everyone(seen: Compared[Any]) -> Ranks:
     return tuple(sorted(seen.by_rank))
 
 
-def any_has(seen: Compared[Any]) -> bool:
-    """True where the value of some rank is not empty, or not zero."""
-    return any(seen.values.values())
-
-
 def those_that_have(seen: Compared[Any]) -> Ranks:
     """Return the ranks whose value is not empty, or not zero."""
     return tuple(rank for rank, value in seen.values.items() if value)
@@ -71,8 +72,8 @@ def those_that_have(seen: Compared[Any]) -> Ranks:
 class Row(Generic[T]):
     """A row of the table: how one value is read, judged and explained.
 
-    `is_wrong` is by default that not all ranks have the same, and `whose` mistake it then is that
-    of the ranks whose value is not that of most.
+    `whose` names the ranks whose mistake it is, none where there is none: by default those whose
+    value is not that of most. `is_wrong` is what must be so besides.
     """
 
     read: Callable[[T], Hashable]
@@ -80,16 +81,16 @@ class Row(Generic[T]):
     cause: Callable[[Compared[T]], str]
     remedy: str | Callable[[Compared[T]], str]
     evidence: Callable[[Compared[T]], Iterable[str]]
-    is_wrong: Callable[[Compared[T]], bool] = differs
+    is_wrong: Callable[[Compared[T]], bool] = lambda _: True
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
 
     def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
         """Return the mistake in this value on these ranks; None where there is none."""
         values = {rank: self.read(each) for rank, each in by_rank.items()}
         seen = Compared(context, by_rank, values)
-        if not self.is_wrong(seen):
+        seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
+        if not seen.culprits:
             return None
-        seen = replace(seen, culprits=self.whose(seen))
         return Finding(
             self.category,
             seen.culprits,
