@@ -196,22 +196,21 @@ def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:
 
 
 def _texts(data: bytes) -> tuple[Text, ...]:
+    texts: list[Text] = [""]  # number 0 is no text
     # A line each, as JSON writes a line break in a text as two characters.
-    # Number 0 is no text.
-    return "", *(_text(line) for line in data.split(b"\n")[:-1])
-
-
-def _text(line: bytes) -> Text:
-    try:
-        wire = loads(line)
-        if isinstance(wire, dict):
-            return codec.decode(_Group, wire)
-        if isinstance(wire, list):
-            # One tuple for all records of a line: paths are compared often.
-            return tuple(Place(*row) for row in codec.decode(_PathRows, wire))
-    except (ValueError, RecursionError):
-        return ""
-    return wire if isinstance(wire, str) else ""
+    for line in data.split(b"\n")[:-1]:
+        text: Text = ""
+        with contextlib.suppress(ValueError, RecursionError):
+            wire = loads(line)
+            if isinstance(wire, dict):
+                text = codec.decode(_Group, wire)
+            elif isinstance(wire, list):
+                # One tuple for all records of a line: paths are compared often.
+                text = tuple(Place(*row) for row in codec.decode(_PathRows, wire))
+            elif isinstance(wire, str):
+                text = wire
+        texts.append(text)
+    return tuple(texts)
 
 
 def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collective:

@@ -323,10 +323,12 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
         return Category(e.error.category), first_line(e).rstrip("."), e.error.remedy
+    line = e.error.at[-1].text if e.error.at else ""
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error.text)
-        if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
-            group = next((group for group in match.groups() if group), "")
+        may_be = meaning.category is not Category.ENV_INVALID or _ENVIRONMENT.search(line)
+        if match and may_be:
+            group = next(filter(None, match.groups()), "")
             cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
     if e.error.type == "MemoryError":
@@ -363,13 +365,8 @@ _BY_TYPE = {
 """What to do about errors that are no mistake of the line that raised them."""
 
 
-_ENVIRONMENT = re.compile(r"init_process_group|environ|getenv|RANK|WORLD|PORT")
-
-
-def _is_of_user(e: RankReport) -> bool:
-    """True of an error in a line of the user's that has nothing to do with the environment."""
-    text = e.error.at[-1].text if e.error.at else ""
-    return bool(text) and _ENVIRONMENT.search(text) is None
+_ENVIRONMENT = re.compile(r"^$|init_process_group|environ|getenv|RANK|WORLD|PORT")
+"""Lines of the user's that may have set what is invalid; also a line that is not known."""
 
 
 def _said(e: RankReport, category: Category) -> str:

@@ -212,8 +212,20 @@ def failures(
         )
     if memory:
         return tuple(_out_of_memory(stage, memory, victims, name))
-    if failed:
-        return tuple(_raised(stage, failed, waiting, name))
+    findings = []
+    for ranks, failure in by_value(failed):
+        category = Category.EXCEPTION_ON_ONE_RANK
+        remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
+        if "no backend type associated with device type" in failure.text.lower():
+            category = Category.BACKEND_DEVICE_MISMATCH
+            remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
+        commands = (_restart(ranks),) if waiting else ()
+        if waiting:
+            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
+        cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
+        findings.append(Finding(category, ranks, cause, remedy, waiting, commands=commands))
+    if findings:
+        return tuple(findings)
     cause = f"{name_ranks(waiting)} did not come out of stage {stage} of %ddp_wrap"
     restart = _restart(waiting)
     remedy = f"{restart}, then again: %ddp_wrap {name}"
@@ -248,22 +260,6 @@ def _out_of_memory(
             evidence=(f"{name_ranks(ranks)}: {failure.text}",),
             commands=(_restart(ranks),),
         )
-
-
-def _raised(
-    stage: WrapStage, failed: Mapping[int, RankFailure], waiting: Ranks, name: str
-) -> Iterable[Finding]:
-    for ranks, failure in by_value(failed):
-        category = Category.EXCEPTION_ON_ONE_RANK
-        remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
-        if "no backend type associated with device type" in failure.text.lower():
-            category = Category.BACKEND_DEVICE_MISMATCH
-            remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
-        commands = (_restart(ranks),) if waiting else ()
-        if waiting:
-            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
-        cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
-        yield Finding(category, ranks, cause, remedy, waiting=waiting, commands=commands)
 
 
 def some(names: Sequence[str]) -> str:
