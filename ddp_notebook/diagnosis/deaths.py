@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     agree,
+    by_value,
     exit_text,
     format_bytes,
     format_ranks,
@@ -40,11 +41,7 @@ def deaths(
     if not waiting:  # who was ended by an interrupt of the user's is not missed
         interrupted = (1, ["KeyboardInterrupt"])
         dead = [e for e in dead if (e.end.code, e.end.last_words.split()[-1:]) != interrupted]
-    same: dict[tuple[Category, str], list[RankReport]] = {}
-    for report in dead:
-        same.setdefault(_kind(report.end), []).append(report)
-    for (category, how), reports in same.items():
-        ranks = tuple(report.rank for report in reports)
+    for ranks, (category, how) in by_value({e.rank: _kind(e.end) for e in dead}):
         others = f"; the others wait for {them(ranks)}, or lost their connection to {them(ranks)}"
         remedy, commands = _bring_back(case, ranks)
         if category is Category.OOM_ON_ONE_RANK:
@@ -55,7 +52,12 @@ def deaths(
             f"{how}{meanwhile or (others if waiting else '')}",
             remedy,
             waiting,
-            (*facts, *chain.from_iterable(_known(e, last.get(e.rank, "")) for e in reports)),
+            (
+                *facts,
+                *chain.from_iterable(
+                    _known(e, last.get(e.rank, "")) for e in dead if e.rank in ranks
+                ),
+            ),
             commands=commands,
         )
 

@@ -137,20 +137,23 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
     """Findings for failed stages of setup; ranks that failed in the same way share one."""
     certain = {report.rank: report.error.category for report in case.ranks}
-    same: dict[tuple[str, str, str], list[int]] = {}
-    for state in states:
-        if state.status is Status.FAILED and state.entering is not None and state.cause:
-            cause = f"{state.entering.value}: {state.cause.rstrip('.')}"
-            key = (certain.get(state.rank, ""), cut(cause, 300), state.remedy)
-            same.setdefault(key, []).append(state.rank)
+    failed = {
+        state.rank: (
+            certain.get(state.rank, ""),
+            cut(f"{state.entering.value}: {state.cause.rstrip('.')}", 300),
+            state.remedy or "Correct the error, then: %ddp_init",
+        )
+        for state in states
+        if state.status is Status.FAILED and state.entering is not None and state.cause
+    }
     return tuple(
         Finding(
             Category(category) if category in set(Category) else Category.EXCEPTION,
-            tuple(ranks),
+            ranks,
             cause,
-            remedy or "Correct the error, then: %ddp_init",
+            remedy,
         )
-        for (category, cause, remedy), ranks in same.items()
+        for ranks, (category, cause, remedy) in by_value(failed)
     )
 
 

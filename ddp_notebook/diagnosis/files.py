@@ -17,6 +17,7 @@ from ddp_notebook.model import (
     Ranks,
     agree,
     at_place,
+    by_value,
     name_ranks,
     verb,
 )
@@ -33,25 +34,21 @@ def raced_paths(context: Context) -> Iterator[Finding]:
 
     Only where every rank does it: nothing in the code has some ranks alone come there.
     """
-    same: dict[str, list[RankReport]] = {}
-    for report in context.case.ranks:
-        if _raced(context, report):
-            same.setdefault(str(report.error.at[-1]), []).append(report)
-    everyone = tuple(e.rank for e in context.case.ranks)
-    for failed in same.values():
-        first, ranks = failed[0], tuple(e.rank for e in failed)
-        if len(ranks) == len(everyone):
+    reports = context.reports
+    raced = {r: str(e.error.at[-1]) for r, e in reports.items() if _raced(context, e)}
+    for ranks, _ in by_value(raced):
+        if len(ranks) == len(reports):
             continue  # none was first
-        said = raised_words(first.error.type, first.error.text, first.error.at)
+        first = reports[ranks[0]].error
         yield Finding(
             Category.FILESYSTEM,
-            everyone,
+            tuple(reports),
             f"every rank changes one path there, and {name_ranks(ranks)} came after another had "
-            f"done it: {said}",
+            f"done it: {raised_words(first.type, first.text, first.at)}",
             "Let rank 0 alone do it, and the others wait in dist.barrier(); or allow that it is "
             "done (exist_ok=True, ignore_errors=True).",
             context.victims,
-            tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error.at)}" for e in failed),
+            tuple(f"rank {rank}: {way_to_error(reports[rank].error.at)}" for rank in ranks),
         )
 
 
@@ -73,11 +70,13 @@ def missed_paths(context: Context) -> Iterator[Finding]:
     https://github.com/karpathy/nanochat/pull/336
     https://github.com/mosaicml/llm-foundry/pull/1083
     """
-    same: dict[str, dict[int, RankReport]] = {}
-    for e in context.case.ranks:
-        if e.activity is Activity.FAILED and e.error.path and e.error.at:
-            same.setdefault(str(e.error.at[-1]), {})[e.rank] = e
-    for missing in same.values():
+    lines = {
+        e.rank: str(e.error.at[-1])
+        for e in context.case.ranks
+        if e.activity is Activity.FAILED and e.error.path and e.error.at
+    }
+    for ranks, _ in by_value(lines):
+        missing = {rank: context.reports[rank] for rank in ranks}
         finding = (
             _removed_before(context, missing)
             or _made_later(context, missing)

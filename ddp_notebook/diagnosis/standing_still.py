@@ -31,6 +31,7 @@ from ddp_notebook.model import (
     Part,
     Ranks,
     agree,
+    by_value,
     name_ranks,
     them,
     verb,
@@ -177,10 +178,8 @@ def _ring_from(start: int, at: Mapping[int, Collective]) -> list[int]:
 
 def _sites(at: Mapping[int, Collective]) -> list[_Site]:
     """The calls at which ranks wait, that with the fewest ranks first."""
-    same: dict[object, list[int]] = {}
-    for rank, record in sorted(at.items()):
-        same.setdefault((call_site(record), record.part), []).append(rank)
-    sites = [_Site(tuple(ranks), at[ranks[0]]) for ranks in same.values()]
+    same = by_value({rank: (call_site(record), record.part) for rank, record in at.items()})
+    sites = [_Site(ranks, at[ranks[0]]) for ranks, _ in same]
     return sorted(sites, key=lambda site: len(site.ranks))
 
 

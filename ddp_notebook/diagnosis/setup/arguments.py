@@ -120,23 +120,24 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
     # A run of some of the session's ranks counts them from 0.
     own = {report.rank: number for number, report in enumerate(case.ranks)}
     for reports in context.meetings:
-        claims: dict[int, list[int]] = {}
-        for report in reports:
-            claimed, size = report.arguments.rank, report.arguments.world_size
-            in_this_world = size is None or expected in ("", str(size))
-            if claimed is not None and in_this_world:
-                claims.setdefault(claimed, []).append(report.rank)
-        twice = {claimed: ranks for claimed, ranks in sorted(claims.items()) if len(ranks) > 1}
-        wrong = {r: own[r] for claimed, ranks in twice.items() for r in ranks if own[r] != claimed}
+        claimed = {
+            e.rank: e.arguments.rank
+            for e in reports
+            if e.arguments.rank is not None
+            and (e.arguments.world_size is None or expected in ("", str(e.arguments.world_size)))
+        }
+        twice = {claim: ranks for ranks, claim in by_value(claimed) if len(ranks) > 1}
+        twice = dict(sorted(twice.items()))
+        wrong = {r: own[r] for claim, ranks in twice.items() for r in ranks if own[r] != claim}
         if not wrong:
             continue
-        missing = tuple(sorted(set(range(case.world_size)) - claims.keys()))
+        missing = tuple(sorted(set(range(case.world_size)) - set(claimed.values())))
         rest = ""
         if missing and len(reports) == case.world_size:
             rest = f"; {verb(missing, 'is', 'are')} missing"
         have = "; ".join(
-            f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claimed}"
-            for claimed, ranks in twice.items()
+            f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claim}"
+            for claim, ranks in twice.items()
         )
         right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
         yield Finding(
@@ -146,8 +147,8 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
             f"Give each process its own RANK: {right}.",
             case.waiting,
             tuple(
-                f"the process launched as rank {rank} has RANK={claimed}"
-                for claimed, ranks in twice.items()
+                f"the process launched as rank {rank} has RANK={claim}"
+                for claim, ranks in twice.items()
                 for rank in ranks
             ),
         )

@@ -31,6 +31,7 @@ from ddp_notebook.model import (
     Worker,
     agree,
     at_place,
+    by_value,
     format_ranks,
     name_ranks,
     them,
@@ -212,11 +213,9 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     # be about to write the file.
     if not pollers or len(working) > len(pollers):
         return
-    same: dict[str, list[RankReport]] = {}
-    for e in pollers:
-        same.setdefault(e.doing, []).append(e)
-    for reports in same.values():
-        yield _left_unwritten(context, reports) or _for_a_file(case, reports)
+    for ranks, _ in by_value({e.rank: e.doing for e in pollers}):
+        together = [context.reports[rank] for rank in ranks]
+        yield _left_unwritten(context, together) or _for_a_file(case, together)
 
 
 def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | None:
@@ -285,12 +284,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
         e.rank for e in case.ranks if e.activity is Activity.WAITING and not e.awaits.key
     }:
         return
-    late: dict[str, list[RankReport]] = {}
-    for e in case.ranks:
-        if works(e):
-            late.setdefault(where_busy(e), []).append(e)
-    for where, reports in late.items():
-        ranks = tuple(report.rank for report in reports)
+    for ranks, where in by_value({e.rank: where_busy(e) for e in case.ranks if works(e)}):
         yield Finding(
             Category.STRAGGLER,
             ranks,
@@ -298,7 +292,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
             f"{agree(ranks, 'it is', 'they are')} busy{where}",
             f"Wait for {them(ranks)}, or interrupt the cell.",
             case.waiting,
-            of_each({report.rank: evidence_of(report) for report in reports}),
+            of_each({rank: evidence_of(context.reports[rank]) for rank in ranks}),
             passing=True,
         )
     paused = case.where(Activity.HELD)

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Category,
     Finding,
     RankReport,
+    by_value,
     name_ranks,
     verb,
 )
@@ -55,23 +56,23 @@ def stale_files(context: Context) -> Iterator[Finding]:
 def opened_twice(context: Context) -> Iterator[Finding]:
     """Several ranks open one store with is_master=True, and one could not have the port."""
     case = context.case
-    masters: dict[str, list[RankReport]] = {}
-    for e in case.ranks:
-        if e.arguments.method == OWN_STORE and e.arguments.hosts_store:
-            masters.setdefault(_address_of(e), []).append(e)
-    for address, reports in masters.items():
-        first, *others = (e.rank for e in reports)
-        if others and any(
-            e.activity is Activity.FAILED and "EADDRINUSE" in e.error.text for e in reports
-        ):
+    masters = {
+        e.rank: f"{e.arguments.master_addr}:{e.arguments.master_port}"
+        for e in case.ranks
+        if e.arguments.method == OWN_STORE and e.arguments.hosts_store
+    }
+    for ranks, address in by_value(masters):
+        first, others = ranks[0], ranks[1:]
+        failed = [e for e in case.ranks if e.rank in ranks and e.activity is Activity.FAILED]
+        if others and any("EADDRINUSE" in e.error.text for e in failed):
             yield Finding(
                 Category.PORT_IN_USE,
-                tuple(others),
-                f"{verb(tuple(others), 'opens', 'open')} the store at {address} with "
+                others,
+                f"{verb(others, 'opens', 'open')} the store at {address} with "
                 f"is_master=True, as rank {first} does: one process can listen there",
                 f"Have one rank open it: TCPStore(..., is_master=(rank == {first})).",
                 case.waiting,
-                tuple(f"rank {e.rank}: is_master=True" for e in reports),
+                tuple(f"rank {rank}: is_master=True" for rank in ranks),
             )
 
 
@@ -368,15 +369,14 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
                 "Have one rank open the store with is_master=True, and give all ranks its address "
                 "and port."
             )
-            evidence += [f"rank {e.rank} opens one at {_address_of(e)}" for e in opened]
+            evidence += [
+                f"rank {e.rank} opens one at {e.arguments.master_addr}:{e.arguments.master_port}"
+                for e in opened
+            ]
         told = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
         # Evidence alone: the launcher may choose another port at the next start.
         evidence += [f"the launcher set {told[0]}:{told[1]}"] if all(told) else []
     return Finding(category, ranks, cause, remedy, case.waiting, tuple(evidence))
-
-
-def _address_of(e: RankReport) -> str:
-    return f"{e.arguments.master_addr}:{e.arguments.master_port}"
 
 
 # -- reach -------------------------------------------------------------------------------

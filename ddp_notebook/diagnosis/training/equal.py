@@ -73,12 +73,6 @@ def _read_other_metrics(of: Mapping[int, OptimizerFacts]) -> bool:
     return () not in metrics and len(set(metrics)) > 1
 
 
-def _whose_rate(seen: Compared[OptimizerFacts]) -> Ranks:
-    if _read_other_metrics(seen.by_rank):
-        return outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
-    return strayed(seen.context.sources, seen.values, _RATE)
-
-
 def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
     rates = {rank: _rates(optimizer) for rank, optimizer in seen.by_rank.items()}
     right = next((rates[rank] for rank in sorted(rates) if rank not in seen.culprits), "")
@@ -122,7 +116,11 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
         ),
         evidence=_rates_shown,
         is_wrong=differs,
-        whose=_whose_rate,
+        whose=lambda seen: (
+            outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
+            if _read_other_metrics(seen.by_rank)
+            else strayed(seen.context.sources, seen.values, _RATE)
+        ),
     ),
     Row[OptimizerFacts](
         read=attrgetter("options"),
@@ -355,11 +353,6 @@ def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
     )
 
 
-def _are_other_epochs(seen: Compared[SamplerFacts]) -> bool:
-    epochs = [sampler.epochs for sampler in _shuffled(seen).values()]
-    return len({len(own) for own in epochs}) == 1 and len(set(epochs)) > 1
-
-
 def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
     for rank, sampler in _shuffled(seen).items():
         yield f"rank {rank}: epochs {', '.join(map(str, sampler.epochs[:8]))}"
@@ -454,7 +447,7 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
         ),
         remedy="Call sampler.set_epoch(epoch) with the same epoch on every rank.",
         evidence=_epochs_shown,
-        is_wrong=_are_other_epochs,
+        is_wrong=lambda seen: len({len(each.epochs) for each in _shuffled(seen).values()}) == 1,
         whose=lambda seen: outvoted({r: each.epochs for r, each in _shuffled(seen).items()}),
     ),
     most=1,
@@ -713,9 +706,7 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
             f"{name_ranks(seen.by_rank)}: {seen.culprit.why}, and the model's inputs differ in "
             f"{len(seen.culprit.inputs)} of the first training steps"
         ],
-        is_wrong=lambda seen: (
-            differs(seen) and len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS
-        ),
+        is_wrong=lambda seen: len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS,
     ),
 )
 def other_inputs(context: Context) -> Iterator[dict[int, _Fed]]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Remark, StepPart, StepTimes, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, by_value, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
@@ -34,20 +34,17 @@ def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
     """A finding for ranks that are slow; none if no rank is, or too little is known."""
     # Ranks of one host alone: a machine that is slower on the whole is no rank's doing, and clocks
     # and cores of two hosts cannot be compared.
-    together: dict[tuple[str, str], dict[int, StepTimes]] = {}
-    for rank, of_rank in sorted(times.items()):
-        if of_rank.key:
-            together.setdefault((of_rank.host, of_rank.key), {})[rank] = of_rank
+    together = by_value({rank: (of.host, of.key) for rank, of in times.items() if of.key})
     remarks = []
-    for of in together.values():
-        steps = _side_by_side(of)
+    for ranks, _ in together:
+        steps = _side_by_side({rank: times[rank] for rank in ranks})
         if steps is None:
             continue
         for rank in steps.ranks:
             late = [found for part in _PARTS if (found := _late(steps, rank, part)) is not None]
             if late:
                 worst = max(late, key=lambda each: each.late_us * each.share)
-                remarks.append(_remark(worst, steps, of[rank]))
+                remarks.append(_remark(worst, steps, times[rank]))
     return tuple(remarks)
 
 
