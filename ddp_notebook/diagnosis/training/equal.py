@@ -182,7 +182,6 @@ def _setting(seen: Compared[str]) -> str:
         ),
         remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
         evidence=lambda seen: seen.lines(lambda setting: setting),
-        is_wrong=differs,
         whose=_whose_setting,
     ),
 )
@@ -211,8 +210,8 @@ def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
     # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
-    sent = any(replica.broadcast_buffers for replica in of.values())
-    if sent or not model.replicated or not all(replica.steps for replica in of.values()):
+    stepped = all(replica.steps for replica in of.values())
+    if model.sends_buffers or not model.replicated or not stepped:
         return ()
     found = differing({rank: replica.buffers for rank, replica in of.items()})
     return tuple(name for name in found if name not in model.first.batch_buffers)
@@ -288,17 +287,14 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
             f"running statistics differ between {name_ranks(seen.by_rank)} at the begin of "
             f"{counted(seen.culprit.times, 'evaluation')}"
         ],
-        is_wrong=differs,
         whose=everyone,
     ),
 )
 def other_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
     """Compare the first evaluation of each model in which ranks have statistics of their own."""
     for model in context.models:
-        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
-            continue
         apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
-        if apart:
+        if apart and model.whole and not model.sends_buffers:
             yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
 
 
@@ -633,8 +629,7 @@ def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
     if len({len(row) for row in rows}) != 1:
         return False
     return any(
-        len({e.place for e in claims}) == 1
-        and any(differ(claims[0].tensor, e.tensor) for e in claims[1:])
+        len({e.place for e in claims}) == 1 and differ(*(e.tensor for e in claims))
         for claims in zip(*rows, strict=True)
     )
 
@@ -782,15 +777,13 @@ def other_draws(context: Context) -> Iterator[dict[int, RunFacts]]:
         # Copies of ranks that have data of their own are averaged, or not, by data parallelism: why
         # those drift other rules say.
         shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
-        ends = [copy.end for copy in of.values()]
-        drifted = any(differ(ends[0], end) for end in ends[1:])
+        drifted = differ(*(copy.end for copy in of.values()))
         if set(of) == set(ranks) and drifted and not shares_data and _may_be_alike(context, of):
             apart.setdefault(ranks, []).append(of)
     for ranks, those in apart.items():
         runs = {rank: context.facts[rank] for rank in ranks}
-        begins = [[copy.begin for copy in of.values()] for of in those]
         # Copies that began apart were never one, and dropout is not what parted them.
-        began = not any(differ(row[0], begin) for row in begins for begin in row[1:])
+        began = not any(differ(*(copy.begin for copy in of.values())) for of in those)
         drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
         if began and drops and _got_the_same(runs):
             yield runs

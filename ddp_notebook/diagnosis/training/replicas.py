@@ -80,6 +80,11 @@ class Model:
         return self.whole and len(self.of) > 1
 
     @property
+    def sends_buffers(self) -> bool:
+        """DDP sends rank 0's buffers to the others before each forward."""
+        return any(replica.broadcast_buffers for replica in self.of.values())
+
+    @property
     def diverged(self) -> tuple[str, ...]:
         """Parameters that are not the same on all ranks, though they must be."""
         of = {rank: replica.parameters for rank, replica in self.of.items()}
@@ -141,32 +146,32 @@ def by_key(
 
 def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
     """Names of tensors that all ranks have and that are not the same on all of them."""
-    named = [{digest.name: digest for digest in of} for of in tensors.values()]
-    first, others = named[0], named[1:]
-    return tuple(
-        name
-        for name, mine in first.items()
-        if all(name in other for other in others)
-        and any(differ(mine, other[name]) for other in others)
-    )
+    first, *others = ({digest.name: digest for digest in of} for of in tensors.values())
+    shared = [name for name in first if all(name in other for other in others)]
+    return tuple(name for name in shared if differ(first[name], *(of[name] for of in others)))
 
 
-def differ(a: TensorDigest, b: TensorDigest) -> bool:
-    """True when two tensors are not the same, beyond what rounding makes of it."""
+def differ(a: TensorDigest, *others: TensorDigest) -> bool:
+    """True when tensors are not the same, beyond what rounding makes of it."""
     # Equal hashes end it; other hashes prove nothing, since ranks on unlike machines round sums in
     # another order. So norms and samples decide, where there are some, by what rounding may do.
-    if a.numel != b.numel or a.finite != b.finite:
-        return True
-    if not a.finite or (a.hash and a.hash == b.hash):
-        return False
-    if a.norm is None or b.norm is None:
-        return a.hash != b.hash or a.sample != b.sample
-    largest = max(a.norm, b.norm)
-    usual = largest / math.sqrt(max(1, a.numel))
-    return abs(a.norm - b.norm) > _ROUNDING * largest or any(
-        x is not None and y is not None and abs(x - y) > _ROUNDING * max(usual, abs(x), abs(y))
-        for x, y in zip(a.sample, b.sample, strict=False)
-    )
+    for b in others:
+        if a.numel != b.numel or a.finite != b.finite:
+            return True
+        if not a.finite or (a.hash and a.hash == b.hash):
+            continue
+        if a.norm is None or b.norm is None:
+            if a.hash != b.hash or a.sample != b.sample:
+                return True
+            continue
+        largest = max(a.norm, b.norm)
+        usual = largest / math.sqrt(max(1, a.numel))
+        if abs(a.norm - b.norm) > _ROUNDING * largest or any(
+            x is not None and y is not None and abs(x - y) > _ROUNDING * max(usual, abs(x), abs(y))
+            for x, y in zip(a.sample, b.sample, strict=False)
+        ):
+            return True
+    return False
 
 
 def by_hand(model: Model, collectives: Collectives) -> bool:
