@@ -89,25 +89,20 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     one = len(left) == 1
     who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
     lost = "; ".join(f"{name_ranks((end.rank,))}: {_words(end)}" for end in failed)
-    if one and all(map(_lost_store, failed)):
-        return Finding(
-            Category.STORE_GONE,
-            left,
-            f"{who}, and with it the store that {name_ranks(victims)} still needed",
-            "Let the rank that hosts the store wait for the others before it ends: count them in "
-            "the store (store.add), or dist.barrier().",
-            victims,
-            (lost,),
-        )
-    return Finding(
-        Category.EARLY_EXIT if one else Category.UNDECIDED,
-        left if one else (),
-        f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed",
+    category, culprits = (Category.EARLY_EXIT, left) if one else (Category.UNDECIDED, ())
+    cause = f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed"
+    remedy = (
         "Let every rank do the same number of steps, and finish before one leaves: "
-        "dist.barrier() before destroy_process_group().",
-        victims,
-        (lost,),
+        "dist.barrier() before destroy_process_group()."
     )
+    if one and all(map(_lost_store, failed)):
+        category = Category.STORE_GONE
+        cause = f"{who}, and with it the store that {name_ranks(victims)} still needed"
+        remedy = (
+            "Let the rank that hosts the store wait for the others before it ends: count them in "
+            "the store (store.add), or dist.barrier()."
+        )
+    return Finding(category, culprits, cause, remedy, victims, (lost,))
 
 
 def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:

@@ -278,27 +278,26 @@ def _ended_before(
     if len(sites) != 1 or not sources.knows(site.record) or not site.of_all:
         return
     test = sources.condition(site.record, None, site.ranks, ended)
-    if test is not None and test.decides >= Varies.BY_RANK:
-        if not sources.answered(site.record, test):
-            yield _alone(context, site, test, ended)
-    elif test is None and _is_plain(sources, site.record):
-        yield _left(context, site, ended)
+    if test is None:
+        if _is_plain(sources, site.record):
+            category, remedy, ranks = Category.MISSING_DESTROY, LEAVE_TOGETHER, ended
+            if site.record.part is Part.BACKWARD or sources.in_a_loop(site.record):
+                # They made fewer turns of the loop; or the others made more.
+                category, remedy = Category.UNEVEN_INPUTS, UNEVEN_REMEDY
+                ranks = min(ended, site.ranks, key=len)
+            yield Finding(
+                category,
+                ranks,
+                f"{_ended_words(ended)}, while {verb(site.ranks, 'waits', 'wait')} in "
+                f"{named(site.record)}",
+                remedy,
+                context.victims,
+                sides=(side(site.ranks, site.record), side(ended, None)),
+            )
+    elif test.decides >= Varies.BY_RANK and not sources.answered(site.record, test):
+        yield _alone(context, site, test, ended)
 
 
 def _is_plain(sources: Sources, record: Collective) -> bool:
     """True where no way leads around the call, and no collective at all is only for some ranks."""
     return sources.way_around(record) is None and not sources.any_by_rank(WAIT)
-
-
-def _left(context: Context, site: _Site, ended: Ranks) -> Finding:
-    """They ended where no test stands before the call: in a loop, with fewer turns of it."""
-    ranks, record = site.ranks, site.record
-    loop = record.part is Part.BACKWARD or context.sources.in_a_loop(record)
-    return Finding(
-        Category.UNEVEN_INPUTS if loop else Category.MISSING_DESTROY,
-        ranks if loop and len(ranks) < len(ended) else ended,
-        f"{_ended_words(ended)}, while {verb(ranks, 'waits', 'wait')} in {named(record)}",
-        UNEVEN_REMEDY if loop else LEAVE_TOGETHER,
-        context.victims,
-        sides=(side(ranks, record), side(ended, None)),
-    )
