@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -47,30 +47,29 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     ]
     if left and failed and not own:
         return (_left(left, failed),)
-    lost = [end for end in failed if end not in own] if own else []
-    everyone = len(own or failed) == len(ranks)
-    category = Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK
-    return tuple(_raised(category, own or failed, lost))
-
-
-def _raised(
-    category: Category, failed: Iterable[CellFinished], lost: Sequence[CellFinished]
-) -> Iterator[Finding]:
-    """A finding for those that raised the same; `lost` are others that they left alone."""
+    own = own or failed
+    lost = [end for end in failed if end not in own]
+    category = Category.EXCEPTION_ON_ONE_RANK
+    if len(own) == len(ranks):
+        category = Category.EXCEPTION
     same: dict[tuple[str, str], list[int]] = {}
-    for end in failed:
+    for end in own:
         way = way_to_error(end.path) if end.path else ""
         same.setdefault((f"raised {_words(end)}", way), []).append(end.rank)
     facts = tuple(
-        f"{name_ranks((end.rank,))} lost its connection to one that had gone: {_words(end)}"
-        for end in lost
+        f"rank {end.rank} lost its connection to one that had gone: {_words(end)}" for end in lost
     )
-    waiting = tuple(end.rank for end in lost)
-    for (cause, way), who in same.items():
-        ranks = tuple(sorted(who))
-        evidence = (f"{name_ranks(ranks)}: {way}", *facts) if way else facts
-        remedy = _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT
-        yield Finding(category, ranks, cause, remedy, waiting, evidence)
+    return tuple(
+        Finding(
+            category,
+            tuple(sorted(who)),
+            cause,
+            _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT,
+            tuple(end.rank for end in lost),
+            (f"{name_ranks(who)}: {way}", *facts) if way else facts,
+        )
+        for (cause, way), who in same.items()
+    )
 
 
 def _words(end: CellFinished) -> str:

@@ -77,14 +77,18 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:
         return
+    ended = [e for e in case.ranks if e.activity is Activity.IDLE or torch_errors.lacks_group(e)]
     if all(map(opens_store, waiting)):
-        yield from _absent_from_store(context, waiting)
+        # They wait in a store of their own, whose host waits for as many as it was told.
+        sizes = [e.arguments.world_size or 0 for e in waiting if e.arguments.hosts_store]
+        absent = tuple(e.rank for e in ended if e.arguments.method != OWN_STORE)
+        if absent and case.world_size - len(absent) < max(sizes, default=0):
+            yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
         return
     call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
-    idle = tuple(e for e in case.ranks if _has_ended(e))
-    never = tuple(e.rank for e in idle if not (e.entered or e.left or e.initialized))
-    once = tuple(e.rank for e in idle if 0 < e.left < call)
+    never = tuple(e.rank for e in ended if not (e.entered or e.left or e.initialized))
+    once = tuple(e.rank for e in ended if 0 < e.left < call)
     if case.world_size - len(never) - len(once) >= expected:
         return  # a group of some of the processes: the rest is not missing
     if never:
@@ -92,20 +96,6 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     if once:
         what = f"has finished, and did not call {_INIT} again as the others did"
         yield _absent(context, waiting, once, what)
-
-
-def _has_ended(e: RankReport) -> bool:
-    return e.activity is Activity.IDLE or torch_errors.lacks_group(e)
-
-
-def _absent_from_store(context: Context, waiting: Sequence[RankReport]) -> Iterator[Finding]:
-    """The ranks that did not come to a store whose host waits for as many as it was told."""
-    sizes = [e.arguments.world_size for e in waiting if e.arguments.hosts_store]
-    absent = tuple(
-        e.rank for e in context.case.ranks if _has_ended(e) and e.arguments.method != OWN_STORE
-    )
-    if absent and any(context.case.world_size - len(absent) < (size or 0) for size in sizes):
-        yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
 
 
 def _absent(
@@ -176,31 +166,28 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     until_ns, limit_s = min(ends, default=(0, 0.0))
     absent = tuple(e for e in case.ranks if not e.entered)
     late = tuple(e.rank for e in case.ranks if e in absent or e.called_ns > until_ns)
-    if until_ns and late and all(map(works, absent)):
-        yield _too_late(context, late, limit_s)
-
-
-def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
-    first_ns = min(e.called_ns for e in context.case.callers if e.rank not in late)
-    others = tuple(e.rank for e in context.case.callers if e.rank not in late)
-    facts = [
-        f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first rank"
-        if e.entered
-        else f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
-        for e in context.case.ranks
-        if e.rank in late
-    ]
-    before = all(e.entered for e in context.case.ranks)
-    return Finding(
+    if not until_ns or not late or not all(map(works, absent)):
+        return
+    others = tuple(e.rank for e in case.callers if e.rank not in late)
+    first_ns = min(context.reports[rank].called_ns for rank in others)
+    called = f"called {_INIT} only after"
+    if absent:
+        called = f"{verb(late, 'has not called', 'have not called')} {_INIT} before"
+    yield Finding(
         Category.STRAGGLER,
         late,
-        f"{'called' if before else verb(late, 'has not called', 'have not called')} "
-        f"init_process_group {'only after' if before else 'before'} {name_ranks(others)} gave it "
-        f"up: the timeout of {limit_s:g} s was over",
+        f"{called} {name_ranks(others)} gave it up: the timeout of {limit_s:g} s was over",
         "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
         "part after it.",
         others,
-        tuple(facts),
+        tuple(
+            f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
+            if e in absent
+            else f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first "
+            "rank"
+            for e in case.ranks
+            if e.rank in late
+        ),
     )
 
 
@@ -215,21 +202,23 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
         return
     for ranks, _ in by_value({e.rank: e.doing for e in pollers}):
         together = [context.reports[rank] for rank in ranks]
-        yield _left_unwritten(context, together) or _for_a_file(case, together)
+        yield _left_unwritten(context, ranks, together) or _for_a_file(case, ranks, together)
 
 
-def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | None:
+def _left_unwritten(
+    context: Context, ranks: Ranks, pollers: Sequence[RankReport]
+) -> Finding | None:
     """A rank that waits in a collective, and has not written a file for which all others wait.
 
     By the code these come to that loop alone: so that rank is to write it. Of several that do not
     wait for the file it is not known which was to write it, or whether the waiting rank itself was.
     """
     files = {e.awaits.file for e in pollers}
-    ranks = tuple(e.rank for e in pollers)
-    rest = [e for e in context.case.ranks if e not in pollers]
-    others, path = tuple(e.rank for e in rest), pollers[0].path
+    rest = [e for e in context.case.ranks if e.rank not in ranks]
+    path = pollers[0].path
     if [e.inside for e in rest] != ["collective"] or len(files) > 1 or not path:
         return None
+    others = (rest[0].rank,)
     line = Collective(ranks[0], 0, "", path=path)
     test = context.sources.condition(line, None, ranks, others)
     if test is None or not test.on_rank:
@@ -237,9 +226,8 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
     return Finding(
         Category.FILESYSTEM,
         others,
-        f"{verb(others, 'waits', 'wait')} in a collective and {agree(others, 'has', 'have')} not "
-        f"written {files.pop()}, for which {name_ranks(ranks)} "
-        f"{agree(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
+        f"{name_ranks(others)} waits in a collective and has not written {files.pop()}, for which "
+        f"{verb(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
         "Write the file on every way on which the other ranks wait for it, or have them wait in "
         "dist.barrier() instead.",
         context.case.waiting,
@@ -247,10 +235,10 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
     )
 
 
-def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
+def _for_a_file(case: Case, ranks: Ranks, pollers: Sequence[RankReport]) -> Finding:
     """Ranks that wait on one line for a file; each may have made up another path for it."""
     paths = tuple(dict.fromkeys(e.awaits.file for e in pollers))
-    ranks, one = tuple(e.rank for e in pollers), len(paths) == 1
+    one = len(paths) == 1
     which = f"{paths[0]}, which no rank has written"
     remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
     if not one:

@@ -298,7 +298,7 @@ def _should_answer(e: RankReport, case: Case) -> bool:
             for h in hosts
         )
     # Rank 0 takes the store for another process's, and connects like the others.
-    return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
+    return any((o.activity, o.inside) == (Activity.WAITING, "store") for o in first)
 
 
 def _answers_nobody(host: RankReport) -> bool:

@@ -7,8 +7,10 @@ those that differ from rank 0, whose values DDP would send.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import (
@@ -36,6 +38,7 @@ from ddp_notebook.model.ddp import (
     WrapStage,
 )
 
+_NAME = attrgetter("name")
 _MOST_NAMES, _MOST_LINES = 6, 40
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
@@ -94,12 +97,11 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
 
 def _first_difference(theirs: Fingerprint, ours: Fingerprint) -> _Difference:
     for number, (kind, their, our) in enumerate(_sections(theirs, ours)):
-        their_names, our_names = [t.name for t in their], [t.name for t in our]
         if len(their) != len(our):
-            note = _missing_and_extra(their_names, our_names)
-            parts = [counted(len(each), kind) for each in (their, our)]
-            return _Difference((number, 0, 0), "", parts[0], parts[1], note and f" ({note})")
-        reordered = sorted(their_names) == sorted(our_names)
+            note = _missing_and_extra(their, our)
+            parts = counted(len(their), kind), counted(len(our), kind)
+            return _Difference((number, 0, 0), "", *parts, note)
+        reordered = Counter(map(_NAME, their)) == Counter(map(_NAME, our))
         for index, (one, other) in enumerate(zip(their, our, strict=True)):
             place, where = (number, 1, index), f"{kind} {index}"
             if one.name != other.name:
@@ -132,18 +134,21 @@ def _how_much(theirs: Fingerprint, ours: Fingerprint) -> str:
     parts = []
     for kind, their, our in _sections(theirs, ours):
         if len(their) != len(our):
-            names = _missing_and_extra([t.name for t in their], [t.name for t in our])
-            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names and f' ({names})'}")
+            names = _missing_and_extra(their, our)
+            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names}")
         elif other := [b.name for a, b in zip(their, our, strict=True) if a != b]:
             parts.append(f"{len(other)} of {len(our)} {kind}s differ: {some(other)}")
     return "; ".join(parts)
 
 
-def _missing_and_extra(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing = some([name for name in ours if name not in theirs])
-    extra = some([name for name in theirs if name not in ours])
+def _missing_and_extra(theirs: Sequence[TensorInfo], ours: Sequence[TensorInfo]) -> str:
+    """Return which names are missing, and which are there besides, in brackets."""
+    their, our = list(map(_NAME, theirs)), list(map(_NAME, ours))
+    missing = some([name for name in our if name not in their])
+    extra = some([name for name in their if name not in our])
     parts = (missing and f"{missing} missing", extra and f"{extra} too much")
-    return ", ".join(filter(None, parts))
+    words = ", ".join(filter(None, parts))
+    return f" ({words})" if words else ""
 
 
 # -- what must agree later on -----------------------------------------------------------

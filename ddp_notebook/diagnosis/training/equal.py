@@ -59,8 +59,11 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, optimizer in of.items():
-            own = [m.of for m in context.models if m.key in optimizer.replicas and rank in m.of]
-            groups = [of[rank].group for of in own]
+            groups = [
+                model.of[rank].group
+                for model in context.models
+                if model.key in optimizer.replicas and rank in model.of
+            ]
             apart.setdefault(max(groups, key=len, default=()), {})[rank] = optimizer
         keys = {key for optimizer in of.values() for key in optimizer.replicas}
         models = [model for model in context.models if model.key in keys]
