@@ -35,7 +35,17 @@ def raced_paths(context: Context) -> Iterator[Finding]:
     Only where every rank does it: nothing in the code has some ranks alone come there.
     """
     reports = context.reports
-    raced = {r: str(e.error.at[-1]) for r, e in reports.items() if _raced(context, e)}
+    raced: dict[int, str] = {}
+    for rank, e in reports.items():
+        if e.activity is not Activity.FAILED or e.error.type not in _RACED or not e.error.at:
+            continue
+        # Why the line is read, though each report has what the rank changed: that is the last of
+        # it, and the rank that came first has often written much since; it has no path of a
+        # FileExistsError; and a job's logs have errors and lines alone. What every rank does is
+        # asked of the code, then.
+        changes = _CHANGES.search(e.error.at[-1].text)
+        if changes is not None and not context.sources.is_for_some(e.error.at, changes[1]):
+            raced[rank] = str(e.error.at[-1])
     for ranks, _ in by_value(raced):
         if len(ranks) == len(reports):
             continue  # none was first
@@ -50,17 +60,6 @@ def raced_paths(context: Context) -> Iterator[Finding]:
             context.victims,
             tuple(f"rank {rank}: {way_to_error(reports[rank].error.at)}" for rank in ranks),
         )
-
-
-def _raced(context: Context, report: RankReport) -> bool:
-    if report.activity is not Activity.FAILED or report.error.type not in _RACED:
-        return False
-    # Why the line is read, though each report has what the rank changed: that is the last of it,
-    # and the rank that came first has often written much since; it has no path of a
-    # FileExistsError; and a job's logs have errors and lines alone. What every rank does is asked
-    # of the code, then.
-    changes = _CHANGES.search(report.error.at[-1].text) if report.error.at else None
-    return changes is not None and not context.sources.is_for_some(report.error.at, changes[1])
 
 
 def missed_paths(context: Context) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     differing,
     evaluated_together,
     exchanging,
+    flat_sizes,
     optimizers,
     some,
 )
@@ -667,8 +668,8 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
     # By sizes, since no name says it: gradients that are averaged have the sizes of parameters.
     collectives = context.collectives
-    held = [optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers]
-    sizes = {numel for numels in held for numel in (*numels, sum(numels))}
+    held = (optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers)
+    sizes = flat_sizes(held)
 
     def is_of_batch(record: Collective) -> bool:
         # What DDP's reducer calls is known: in a backward it averages gradients, so that these

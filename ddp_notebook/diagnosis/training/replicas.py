@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.model import (
+    Collective,
     Collectives,
     EvaluationFacts,
     OptimizerFacts,
@@ -176,18 +177,23 @@ def differ(a: TensorDigest, *others: TensorDigest) -> bool:
 
 def by_hand(model: Model, collectives: Collectives) -> bool:
     """The ranks exchange what has the size of this model's parameters, without DDP."""
+    sizes = flat_sizes([[digest.numel for digest in model.first.parameters]])
+    return any(
+        _averages(record, sizes) for records in collectives.of.values() for record in records
+    )
+
+
+def flat_sizes(held: Iterable[Sequence[int]]) -> set[int]:
+    """Return the sizes of tensors, and of all those of a list in one flat tensor."""
+    return {numel for numels in held for numel in (*numels, sum(numels))}
+
+
+def _averages(record: Collective, sizes: Collection[int]) -> bool:
+    """True of a call by hand that averages one tensor of these sizes, or several tensors."""
     # By sizes: what code averages has the size of a parameter, or of all in one flat tensor. A loss
     # or a metric has one value, and proves nothing.
-    sizes = {digest.numel for digest in model.first.parameters}
-    sizes.add(sum(digest.numel for digest in model.first.parameters))
-    return any(
-        record.part is None
-        and record.operation in AVERAGING
-        and (record.numel in sizes or record.tensors > 1)
-        and record.numel > 1
-        for records in collectives.of.values()
-        for record in records
-    )
+    fits = record.numel > 1 and (record.numel in sizes or record.tensors > 1)
+    return fits and record.part is None and record.operation in AVERAGING
 
 
 def exchanging(
@@ -200,27 +206,16 @@ def exchanging(
     """
     if not collectives.of:
         return [dict(of)]
-    sizes = {
-        numel for optimizer in of.values() for numel in (*optimizer.numels, sum(optimizer.numels))
-    } - {1}
+    sizes = flat_sizes(optimizer.numels for optimizer in of.values())
     # Groups that share a rank train together: a mesh's rows join through its columns.
     parts: list[set[int]] = []
     for rank in of:
-        for group in _groups_for(collectives, rank, sizes):
+        for group in {r.group for r in collectives.of.get(rank, ()) if _averages(r, sizes)}:
             met = {rank, *(set(collectives.groups.get(group, of)) & set(of))}
             overlapping = [part for part in parts if not part.isdisjoint(met)]
             parts = [part for part in parts if part.isdisjoint(met)]
             parts.append(met.union(*overlapping))
     return [{rank: of[rank] for rank in sorted(part)} for part in parts]
-
-
-def _groups_for(collectives: Collectives, rank: int, sizes: Collection[int]) -> set[str]:
-    """The groups in which a rank exchanges by hand what has one of these sizes."""
-    return {
-        r.group
-        for r in collectives.of.get(rank, ())
-        if (r.numel in sizes or r.tensors > 1) and r.part is None and r.operation in AVERAGING
-    }
 
 
 def may_have_joined(
