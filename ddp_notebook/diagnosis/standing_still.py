@@ -80,14 +80,12 @@ def diagnose_standing(case: Case) -> Diagnosis:
 
     A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
     """
-    diagnosis = Diagnosis((), None, case.world_size)
-    if any(in_setup(report) and not report.initialized for report in case.ranks):
-        if any(report.end.code == 0 for report in case.ranks):
-            diagnosis = replace(diagnosis, findings=tuple(_never_joined(case)))
-        else:
-            diagnosis = diagnose_setup(case)
+    joining = any(in_setup(report) and not report.initialized for report in case.ranks)
+    if joining and not any(report.end.code == 0 for report in case.ranks):
+        diagnosis = diagnose_setup(case)
     else:
-        diagnosis = replace(diagnosis, findings=tuple(apart(case)))
+        findings = _never_joined(case) if joining else apart(case)
+        diagnosis = Diagnosis(tuple(findings), world_size=case.world_size)
     return replace(
         diagnosis, doing={report.rank: doing(report) for report in case.ranks}, unsure=""
     )
@@ -98,7 +96,7 @@ def _never_joined(case: Case) -> Iterator[Finding]:
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     waiting = tuple(report for report in case.ranks if in_setup(report))
     sizes = {report.arguments.world_size for report in waiting}
-    if ended and len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
+    if len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
         ranks = tuple(report.rank for report in waiting)
         yield Finding(
             Category.MISSING_RANK,
@@ -130,14 +128,15 @@ def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
     late = tuple(report.rank for report in context.case.ranks if works(report))
     if not at or any(record.group != DEFAULT_GROUP for record in at.values()):
         return
+    waiting = tuple(sorted(at))
     calls = " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
     where = "; ".join(f"rank {rank} is busy{where_busy(context.reports[rank])}" for rank in late)
     yield Finding(
         Category.STRAGGLER,
         late,
-        f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {calls}; {where}",
+        f"{verb(waiting, 'waits', 'wait')} in {calls}; {where}",
         f"Wait for {them(late)}.",
-        at_ranks,
+        waiting,
         passing=True,
     )
 

@@ -126,9 +126,8 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
             if e.arguments.rank is not None
             and (e.arguments.world_size is None or expected in ("", str(e.arguments.world_size)))
         }
-        twice = {claim: ranks for ranks, claim in by_value(claimed) if len(ranks) > 1}
-        twice = dict(sorted(twice.items()))
-        wrong = {r: own[r] for claim, ranks in twice.items() for r in ranks if own[r] != claim}
+        twice = sorted((claim, ranks) for ranks, claim in by_value(claimed) if len(ranks) > 1)
+        wrong = {r: own[r] for claim, ranks in twice for r in ranks if own[r] != claim}
         if not wrong:
             continue
         missing = tuple(sorted(set(range(case.world_size)) - set(claimed.values())))
@@ -137,7 +136,7 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
             rest = f"; {verb(missing, 'is', 'are')} missing"
         have = "; ".join(
             f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claim}"
-            for claim, ranks in twice.items()
+            for claim, ranks in twice
         )
         right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
         yield Finding(
@@ -148,7 +147,7 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
             case.waiting,
             tuple(
                 f"the process launched as rank {rank} has RANK={claim}"
-                for claim, ranks in twice.items()
+                for claim, ranks in twice
                 for rank in ranks
             ),
         )
