@@ -246,10 +246,8 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
             "micro-batch before optimizer.step()."
         ),
         evidence=lambda seen: by_ranks(
-            {
-                r: f"{seen.by_rank[r].pending_steps} of {seen.by_rank[r].steps} steps"
-                for r in seen.culprits
-            }
+            {rank: seen.by_rank[rank] for rank in seen.culprits},
+            lambda e: f"{e.pending_steps} of {e.steps} steps",
         ),
         whose=those_that_have,
     ),
@@ -300,12 +298,14 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
 def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
     for every in optimizers(context.facts).values():
         of = model.ranks_of(every)
-        if set(of) != set(model.of) or not model.whole:
+        trains_it = all(model.key in optimizer.replicas[:1] for optimizer in of.values())
+        if set(of) != set(model.of) or not model.whole or not trains_it:
             continue
-        if not all(model.key in optimizer.replicas[:1] for optimizer in of.values()):
-            continue
+        # What began with other values on each rank is meant to be its own: experts, clients.
+        own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
+        unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
+        names = [name for name in unlike if name not in own and not _hardly_apart(of, name)]
         # Ranks that exchange anything large may have joined them in a way that is not seen here.
-        names = _apart_by_now(of)
         numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
         if names and not may_have_joined(context.collectives, of, numels):
             yield Finding(
@@ -316,16 +316,6 @@ def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
             )
-
-
-def _apart_by_now(of: _Optimizers) -> tuple[str, ...]:
-    """Return the parameters without DDP that differ between the ranks, and did not at first.
-
-    What began with other values on each rank is meant to be its own: experts, clients.
-    """
-    own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
-    unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
-    return tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
 
 
 def _hardly_apart(of: _Optimizers, name: str) -> bool:
@@ -438,11 +428,11 @@ def _detached_in_part(of: _Optimizers) -> Finding:
         "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
         "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
         evidence=by_ranks(
-            {
-                rank: f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
+            of,
+            lambda e: (
+                f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
                 f"{some(e.unheld)} did, and no optimizer holds them"
-                for rank, e in of.items()
-            }
+            ),
         ),
     )
 

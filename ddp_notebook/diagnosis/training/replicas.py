@@ -103,7 +103,7 @@ class Model:
 
     def counts(self, ranks: Iterable[int], text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
         """Return what a replica of each of these ranks has counted, as lines of evidence."""
-        return by_ranks({rank: text(self.of[rank]) for rank in ranks})
+        return by_ranks({rank: self.of[rank] for rank in ranks}, text)
 
     @property
     def broken(self) -> tuple[str, ...]:

@@ -63,10 +63,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
             "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
             "torch.distributed._functional_collectives, whose results wait by themselves.",
             evidence=by_ranks(
-                {
-                    r: f"{e.left} of {e.direct + e.others} results not waited for"
-                    for r, e in forgotten.items()
-                }
+                forgotten, lambda e: f"{e.left} of {e.direct + e.others} results not waited for"
             ),
         )
 
@@ -85,12 +82,12 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
         "depends on which is first",
         "Keep every handle, and call its wait() before the tensor is used.",
         evidence=by_ranks(
-            {
-                rank: f"{one.issued} started, {one.unwaited} never waited for"
-                + (f"; {one.written} tensors changed before" if one.written else "")
-                + (f"; {one.stepped} gradients used before" if one.stepped else "")
-                for rank, one in of.items()
-            }
+            of,
+            lambda e: (
+                f"{e.issued} started, {e.unwaited} never waited for"
+                + (f"; {e.written} tensors changed before" if e.written else "")
+                + (f"; {e.stepped} gradients used before" if e.stepped else "")
+            ),
         ),
     )
 
