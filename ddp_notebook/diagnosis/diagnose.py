@@ -247,18 +247,20 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     case = Case((), collectives=collectives)
-    optimizers = (optimizer for of in facts.values() for optimizer in of.optimizers)
-    seen = {*case.files_seen, *(each.place.file for each in optimizers if each.place)}
+    of_optimizers = (each.place for of in facts.values() for each in of.optimizers if each.place)
+    seen = {*case.files_seen, *(place.file for place in of_optimizers)}
     context = Context(case, Sources(sources, seen), facts)
     findings, notes = _findings(context, TRAINING)
-    if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
+    broken = {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}
+    unrecorded = {rank: of.unrecorded for rank, of in facts.items() if of.unrecorded}
+    if not all(facts[rank].collectives for rank in (*broken, *unrecorded)):
         findings = []  # that ranks exchanged nothing may only seem so
-    if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
+    if broken:
         notes.append(
             "What this run trained is known in part only: counting failed, and stops until the "
             f"ranks restart ({said_by(broken)}): please report this."
         )
-    notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
+    notes += _unrecorded(unrecorded)
     return Diagnosis(tuple(findings), None, len(facts), notes=tuple(notes))
 
 

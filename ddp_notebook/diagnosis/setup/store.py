@@ -400,52 +400,49 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
     Where it has ended by now, the error of a rank that was refused there tells.
     """
     for reports in context.meetings:
-        culprits = tuple(
+        culprits = [
             e
             for e in reports
             if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
-        ) or _told_of_loopback(reports)
-        if culprits:
-            yield _loopback(context.case, reports, culprits)
-
-
-def _loopback(
-    case: Case, reports: tuple[RankReport, ...], culprits: tuple[RankReport, ...]
-) -> Finding:
-    ranks = tuple(e.rank for e in culprits)
-    elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
-    first = culprits[0]
-    on = f" on {first.network.host}" if first.network.host else ""
-    listens = next(iter(first.network.listens), "127.x")
-    return Finding(
-        Category.HOSTNAME_LOOPBACK,
-        ranks,
-        f"listens at {listens}{on}, where no other host can reach it: "
-        f"{verb(elsewhere, 'is', 'are')} on another host",
-        f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
-        "or correct /etc/hosts there: the host's name must not resolve to 127.x.",
-        case.waiting,
-        (
-            *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.network.listens),
-            *(
-                f"rank {o.rank}: {o.error.text.strip().splitlines()[0][:300]}"
-                for o in reports
-                if o.activity is Activity.FAILED and "connectFullMesh" in o.error.text
+        ] or _told_of_loopback(reports)
+        if not culprits:
+            continue
+        ranks, first = tuple(e.rank for e in culprits), culprits[0].network
+        elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
+        on = f" on {first.host}" if first.host else ""
+        yield Finding(
+            Category.HOSTNAME_LOOPBACK,
+            ranks,
+            f"listens at {next(iter(first.listens), '127.x')}{on}, where no other host can reach "
+            f"it: {verb(elsewhere, 'is', 'are')} on another host",
+            f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others "
+            "reach, or correct /etc/hosts there: the host's name must not resolve to 127.x.",
+            context.case.waiting,
+            (
+                *(
+                    f"rank {e.rank} listens at {each}"
+                    for e in culprits
+                    for each in e.network.listens
+                ),
+                *(
+                    f"rank {o.rank}: {o.error.text.strip().splitlines()[0][:300]}"
+                    for o in reports
+                    if o.activity is Activity.FAILED and "connectFullMesh" in o.error.text
+                ),
             ),
-        ),
-    )
+        )
 
 
 _AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
 
 
-def _told_of_loopback(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+def _told_of_loopback(reports: tuple[RankReport, ...]) -> list[RankReport]:
     """The ranks of the one other host whose loopback gloo tried on ranks that have failed."""
     told = [
         e for e in reports if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
     ]
     hosts = {network_of(o) for e in told for o in reports if on_two_hosts(e, o)}
-    return tuple(o for o in reports if network_of(o) in hosts) if len(hosts) == 1 else ()
+    return [o for o in reports if network_of(o) in hosts] if len(hosts) == 1 else []
 
 
 def _at_loopback(evidence: RankReport) -> bool:
