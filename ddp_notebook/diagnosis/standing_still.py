@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Ranks,
+    Side,
     agree,
     by_value,
     name_ranks,
@@ -206,7 +207,8 @@ def _alone_at(context: Context, own: _Site, test: Condition, other: _Site) -> It
     """Where it is certain that the others do not come to the call, or to one that meets it."""
     sure = own.of_all or test.decides is Varies.JUST_SO
     if other.of_all and sure and not context.sources.answered(own.record, test):
-        yield _alone(context, own, test, other)
+        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
+        yield _alone(context, own, test, rest, side(other.ranks, other.record))
 
 
 def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
@@ -215,28 +217,19 @@ def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
     return condition if condition is not None and condition.decides >= Varies.BY_RANK else None
 
 
-def _alone(context: Context, own: _Site, test: Condition, other: _Site | Ranks) -> Finding:
-    """A call that a test of the rank has some ranks make alone; `other` are elsewhere, or ended."""
+def _alone(context: Context, own: _Site, test: Condition, rest: str, there: Side) -> Finding:
+    """A call that a test of the rank has some ranks make alone; `rest` says of the others."""
     ranks, record = own.ranks, own.record
-    call = agree(ranks, "calls", "call")
-    if isinstance(other, _Site):
-        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
-        there = side(other.ranks, other.record)
-    else:
-        rest, there = _ended_words(other), side(other, None)
     return Finding(
         Category.CONDITIONAL_COLLECTIVE,
         ranks,
-        f"{name_ranks(ranks)} alone {call} {named(record)} ({test.quoted}); {rest}",
+        f"{name_ranks(ranks)} alone {agree(ranks, 'calls', 'call')} {named(record)} "
+        f"({test.quoted}); {rest}",
         f"Call {record.operation} on every rank of its group: move it out of the condition.",
         context.victims,
         (f"{test.place}: {test.place.text}",),
         sides=(side(ranks, record), there),
     )
-
-
-def _ended_words(ended: Ranks) -> str:
-    return f"{verb(ended, 'has', 'have')} ended without an error"
 
 
 def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
@@ -273,7 +266,7 @@ def _ended_before(
 ) -> Iterator[Finding]:
     """Ranks whose process ended without an error, while all others wait at one call."""
     sites, sources = _sites(at), context.sources
-    site = sites[0]
+    site, have_ended = sites[0], f"{verb(ended, 'has', 'have')} ended without an error"
     if len(sites) != 1 or not sources.knows(site.record) or not site.of_all:
         return
     test = sources.condition(site.record, None, site.ranks, ended)
@@ -287,14 +280,13 @@ def _ended_before(
             yield Finding(
                 category,
                 ranks,
-                f"{_ended_words(ended)}, while {verb(site.ranks, 'waits', 'wait')} in "
-                f"{named(site.record)}",
+                f"{have_ended}, while {verb(site.ranks, 'waits', 'wait')} in {named(site.record)}",
                 remedy,
                 context.victims,
                 sides=(side(site.ranks, site.record), side(ended, None)),
             )
     elif test.decides >= Varies.BY_RANK and not sources.answered(site.record, test):
-        yield _alone(context, site, test, ended)
+        yield _alone(context, site, test, have_ended, side(ended, None))
 
 
 def _is_plain(sources: Sources, record: Collective) -> bool:

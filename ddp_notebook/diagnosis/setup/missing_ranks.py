@@ -237,29 +237,24 @@ def _left_unwritten(
 
 def _for_a_file(case: Case, ranks: Ranks, pollers: Sequence[RankReport]) -> Finding:
     """Ranks that wait on one line for a file; each may have made up another path for it."""
-    paths = tuple(dict.fromkeys(e.awaits.file for e in pollers))
-    one = len(paths) == 1
-    which = f"{paths[0]}, which no rank has written"
+    paths = list(dict.fromkeys(e.awaits.file for e in pollers))
     remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
-    if not one:
+    if len(paths) == 1:
+        which = f"{paths[0]}, which no rank has written"
+        facts = [f"rank {e.rank}: at {e.doing}" for e in pollers]
+        facts.append(f"{paths[0]} does not exist")
+    else:
         which = f"a file that no rank has written, under {len(paths)} paths"
-        remedy = (
-            "Make the path on one rank and give it to the others: dist.broadcast_object_list. "
-            + remedy
-        )
+        facts = [f"rank {e.rank}: at {e.doing}, for {e.awaits.file}" for e in pollers]
+        share = "Make the path on one rank and give it to the others: dist.broadcast_object_list."
+        remedy = f"{share} {remedy}"
     return Finding(
         Category.FILESYSTEM,
         ranks,
         f"{verb(ranks, 'waits', 'wait')} in a loop for {which}",
         remedy,
         case.waiting,
-        (
-            *(
-                f"rank {e.rank}: at {e.doing}{'' if one else f', for {e.awaits.file}'}"
-                for e in pollers
-            ),
-            *((f"{paths[0]} does not exist",) if one else ()),
-        ),
+        tuple(facts),
     )
 
 

@@ -203,10 +203,13 @@ MEANINGS = (
     ),
 )
 
+TIMED_OUT = re.compile(
+    r"timed? ?out|did not join within|did not answer within|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
 _VICTIM = re.compile(
-    r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
-    r"|connectFullMesh|aborted \(%ddp_abort|given up|Broken pipe|clients joined|failed to recv"
-    r"|pair closure|remote process exited|Socket closed|failed to pass monitoredBarrier",
+    rf"{TIMED_OUT.pattern}|Connection (closed|reset)|connectFullMesh|aborted \(%ddp_abort|given up"
+    r"|Broken pipe|clients joined|failed to recv|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
@@ -220,10 +223,6 @@ STORE_WENT_AWAY = re.compile(
     r"Connection was likely closed|recvVector failed|sendBytes failed|Broken pipe"
 )
 """Of a store's client: the process that hosts the store is gone."""
-TIMED_OUT = re.compile(
-    r"timed? ?out|did not join within|did not answer within|failed to pass monitoredBarrier",
-    re.IGNORECASE,
-)
 
 
 def is_of_others(text: str) -> bool:
