@@ -128,7 +128,7 @@ def _bypassed(seen: _Replicas) -> bool:
     ranks = those_that_have(seen)
     never = not any(seen.by_rank[rank].forwards for rank in ranks)
     alone = never and not _was_reduced(seen.context, ranks)
-    return bool(ranks) and (alone or bool(Model(seen.by_rank).diverged))
+    return alone or bool(Model(seen.by_rank).diverged)
 
 
 def _never_forwarded(seen: _Replicas) -> bool:
@@ -274,7 +274,8 @@ def unwrapped_parameters(context: Context) -> Iterator[Finding]:
     """Find parameters that an optimizer updates and no reducer knows."""
     for model in _not_by_hand(context):
         finding = _OUTSIDE.finding(context, model.of)
-        yield from [finding] if finding is not None else []
+        if finding is not None:
+            yield finding
         yield from _of_no_model(model, context)
 
 
