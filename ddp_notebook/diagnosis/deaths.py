@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 from ddp_notebook.model import (
@@ -15,6 +16,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     agree,
+    by_value,
     exit_text,
     format_bytes,
     format_ranks,
@@ -36,23 +38,27 @@ def deaths(
 
     `last` is what ranks did last, `meanwhile` what others do since, in words; `facts` come first.
     """
-    same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
-    for report in _without_interrupted(dead, waiting):
-        same.setdefault((report.end.code, _lacked_memory(report)), []).append(report)
-    for (code, lacked), reports in same.items():
-        ranks = tuple(report.rank for report in reports)
+    if not waiting:  # who was ended by an interrupt of the user's is not missed
+        interrupted = (1, ["KeyboardInterrupt"])
+        dead = [e for e in dead if (e.end.code, e.end.last_words.split()[-1:]) != interrupted]
+    for ranks, (category, how) in by_value({e.rank: _kind(e.end) for e in dead}):
         others = f"; the others wait for {them(ranks)}, or lost their connection to {them(ranks)}"
-        remedy, command = _bring_back(case, ranks)
+        remedy, commands = _bring_back(case, ranks)
+        if category is Category.OOM_ON_ONE_RANK:
+            remedy = f"Use less memory per rank. {remedy}"
         yield Finding(
-            _category(code, lacked),
+            category,
             ranks,
-            f"{_how(code, lacked)}{meanwhile or (others if waiting else '')}",
-            f"{'Use less memory per rank. ' if lacked else ''}{remedy}: {command}".removesuffix(
-                ": "
-            ),
+            f"{how}{meanwhile or (others if waiting else '')}",
+            remedy,
             waiting,
-            (*facts, *(line for e in reports for line in _known(e, last.get(e.rank, "")))),
-            commands=(command,) if command else (),
+            (
+                *facts,
+                *chain.from_iterable(
+                    _known(e, last.get(e.rank, "")) for e in dead if e.rank in ranks
+                ),
+            ),
+            commands=commands,
         )
 
 
@@ -77,68 +83,46 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
     return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
 
 
-def _without_interrupted(dead: Sequence[RankReport], waiting: Ranks) -> Iterator[RankReport]:
-    """Without those that an interrupt of the user's ended, if no rank waits for them."""
-    for report in dead:
-        if (
-            waiting
-            or report.end.code != 1
-            or report.end.last_words.split()[-1:] != ["KeyboardInterrupt"]
-        ):
-            yield report
-
-
-def _lacked_memory(report: RankReport) -> bool | None:
-    """Whether the kernel killed it for lack of memory; None of other ends, and where unknown."""
-    if report.end.code != _SIGKILL or report.end.oom_kills < 0:
-        return None
-    return report.end.oom_kills > 0
-
-
-def _category(code: int | None, lacked: bool | None) -> Category:
-    if code == 0:
-        return Category.EARLY_EXIT
-    return Category.OOM_ON_ONE_RANK if lacked else Category.RANK_DIED
-
-
-def _how(code: int | None, lacked: bool | None) -> str:
-    if code is None:
-        return "the process ended"
-    if code != _SIGKILL:
-        return exit_text(code)
+def _kind(end: ProcessEnd) -> tuple[Category, str]:
+    """Return the category of an end, and how it was in words."""
+    if end.code is None:
+        return Category.RANK_DIED, "the process ended"
+    if end.code != _SIGKILL:
+        return Category.RANK_DIED if end.code else Category.EARLY_EXIT, exit_text(end.code)
     # SIGKILL has no sender that could be asked. The kernel counts what it killed for lack of memory
     # (oom_kill of the cgroup): a count that rose meanwhile is most likely this process.
-    why = {
-        True: "most likely by the kernel, which killed processes for lack of memory meanwhile",
-        False: "by its own code, another program or a kill -9, and not by the kernel for "
-        "lack of memory",
-        None: "by the system for lack of memory, or by a kill -9",
-    }
-    return f"killed by signal 9 (SIGKILL): {why[lacked]}"
+    category, why = Category.RANK_DIED, "by the system for lack of memory, or by a kill -9"
+    if end.oom_kills > 0:
+        category = Category.OOM_ON_ONE_RANK
+        why = "most likely by the kernel, which killed processes for lack of memory meanwhile"
+    elif end.oom_kills == 0:
+        why = "by its own code, another program or a kill -9, and not by the kernel for "
+        why += "lack of memory"
+    return category, f"killed by signal 9 (SIGKILL): {why}"
 
 
-def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
-    """The remedy, and the magic that does it; empty if none is needed."""
-    if (
-        case.script
-        and not case.waiting
-        and all(e.end.code == 0 for e in case.ranks if e.rank in ranks)
-    ):
-        return (
-            "Let all ranks end together: where one may have to end, decide it on all ranks "
-            "(all_reduce a flag), then dist.barrier()",
-            "",
-        )
+def _bring_back(case: Case, ranks: Ranks) -> tuple[str, tuple[str, ...]]:
+    """Return the remedy, and the magics that do it; none if none is needed."""
     if case.script:
         if case.waiting:
-            return "End the others too; the session's own ranks are not touched", "%ddp_abort"
-        return "Run it again when that is corrected; the session's own ranks are not touched", ""
+            return (
+                "End the others too; the session's own ranks are not touched: %ddp_abort",
+                ("%ddp_abort",),
+            )
+        if all(e.end.code == 0 for e in case.ranks if e.rank in ranks):
+            return (
+                "Let all ranks end together: where one may have to end, decide it on all ranks "
+                "(all_reduce a flag), then dist.barrier()",
+                (),
+            )
+        return "Run it again when that is corrected; the session's own ranks are not touched", ()
     # Ranks that wait for it in a cell or a script do not notice its end, and the new process can
     # join only when they are out.
     if any(other.rank in case.waiting and other.path for other in case.ranks):
         new = agree(ranks, "it a new process", "them new processes")
-        return f"Free the others, which gives {new} too", "%ddp_abort"
-    return f"Bring {them(ranks)} back", f"%ddp_restart --ranks {format_ranks(ranks)}"
+        return f"Free the others, which gives {new} too: %ddp_abort", ("%ddp_abort",)
+    restart = f"%ddp_restart --ranks {format_ranks(ranks)}"
+    return f"Bring {them(ranks)} back: {restart}", (restart,)
 
 
 def _known(report: RankReport, last: str) -> Iterator[str]:

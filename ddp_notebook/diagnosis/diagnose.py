@@ -189,6 +189,7 @@ TRAINING: Rules = {
 }
 """Of a run that ended well on all ranks, and computed something else than was meant."""
 
+_MISSING = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
 _LONGEST_ERROR = 200
 
 
@@ -246,18 +247,20 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     case = Case((), collectives=collectives)
-    optimizers = (optimizer for of in facts.values() for optimizer in of.optimizers)
-    seen = {*case.files_seen, *(each.place.file for each in optimizers if each.place)}
+    of_optimizers = (each.place for of in facts.values() for each in of.optimizers if each.place)
+    seen = {*case.files_seen, *(place.file for place in of_optimizers)}
     context = Context(case, Sources(sources, seen), facts)
     findings, notes = _findings(context, TRAINING)
-    if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
+    broken = {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}
+    unrecorded = {rank: of.unrecorded for rank, of in facts.items() if of.unrecorded}
+    if not all(facts[rank].collectives for rank in (*broken, *unrecorded)):
         findings = []  # that ranks exchanged nothing may only seem so
-    if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
+    if broken:
         notes.append(
             "What this run trained is known in part only: counting failed, and stops until the "
             f"ranks restart ({said_by(broken)}): please report this."
         )
-    notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
+    notes += _unrecorded(unrecorded)
     return Diagnosis(tuple(findings), None, len(facts), notes=tuple(notes))
 
 
@@ -271,27 +274,24 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
     notes: list[str] = []
     # All are asked, also where an early one has found something: a rule that fails must be known,
     # and an exact finding of a late rule replaces an earlier one that only says who is missing.
-    made = [
-        (_priority(finding, priority), finding)
-        for priority, of_priority in rules.items()
-        for rule in of_priority
-        for finding in _found_by(rule, context, notes)
-    ]
+    # How early a finding is depends on what it says and not on who says it: any rule may come to
+    # nothing more exact than "this rank is not there". That is how most mistakes look once a rank
+    # has ended of them, so it explains none.
+    made: list[tuple[Priority, Finding]] = []
+    for priority, of_priority in rules.items():
+        for rule in of_priority:
+            for finding in _found_by(rule, context, notes):
+                if finding.passing:
+                    made.append((Priority.LATE, finding))
+                elif finding.category in _MISSING:
+                    made.append((Priority.ABSENT, finding))
+                else:
+                    made.append((priority, finding))
     first: list[tuple[Priority, Finding]] = []
     for priority, finding in sorted(made, key=lambda each: each[0]):
         if not _is_consequence(priority, finding, first):
             first.append((priority, finding))
     return [finding for _, finding in first], notes
-
-
-def _priority(finding: Finding, of_rule: Priority) -> Priority:
-    if finding.passing:
-        return Priority.LATE
-    # By what it says and not by who says it: any rule may come to nothing more exact than "this
-    # rank is not there". That is how most mistakes look once a rank has ended of them, so it
-    # explains none.
-    missing = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
-    return Priority.ABSENT if finding.category in missing else of_rule
 
 
 def _is_consequence(
@@ -337,7 +337,14 @@ def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
 
 
 def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:
-    findings = [_with_coordinates(case, finding) for finding in findings]
+    mesh = mesh_of(case) if findings else None
+    if mesh is not None:  # where the culprits are in it, if they are few
+        findings = [
+            replace(f, evidence=(*f.evidence, *mesh.lines(f.ranks)))
+            if len(f.ranks) <= 4 and f.category is not Category.MESH_MISMATCH
+            else f
+            for f in findings
+        ]
     return Diagnosis(
         tuple(findings),
         {e.rank: doing(e) for e in case.ranks},
@@ -357,12 +364,3 @@ def _unrecorded(why: Mapping[int, str]) -> list[str]:
         f"Collectives of {name_ranks(known)} are not recorded ({said_by(known)}), so it is not "
         "known whether they match. A process that starts once that is changed records them."
     ]
-
-
-def _with_coordinates(case: Case, finding: Finding) -> Finding:
-    """`finding`, with where its culprits are in the mesh, if they are few."""
-    few = finding.ranks if len(finding.ranks) <= 4 else ()
-    mesh = mesh_of(case) if few and finding.category is not Category.MESH_MISMATCH else None
-    if mesh is None:
-        return finding
-    return replace(finding, evidence=(*finding.evidence, *mesh.lines(few)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     RankState,
     Status,
     agree,
+    by_value,
     cut,
     name_ranks,
     them,
@@ -41,42 +42,38 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     ends = tuple(ends)
     left = tuple(sorted(end.rank for end in ends if end.outcome == "ok"))
     failed = [end for end in ends if end.outcome == "error"]
-    own = [end for end in failed if not _went_away(end)]
+    own = [
+        end for end in failed if not (_lost_store(end) or torch_errors.WENT_AWAY.search(end.evalue))
+    ]
     if left and failed and not own:
         return (_left(left, failed),)
-    lost = [end for end in failed if end not in own] if own else []
-    everyone = len(own or failed) == len(ranks)
-    category = Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK
-    return tuple(_raised(category, own or failed, lost))
-
-
-def _raised(
-    category: Category, failed: Iterable[CellFinished], lost: Sequence[CellFinished]
-) -> Iterator[Finding]:
-    """A finding for those that raised the same; `lost` are others that they left alone."""
+    own = own or failed
+    lost = [end for end in failed if end not in own]
+    category = Category.EXCEPTION_ON_ONE_RANK
+    if len(own) == len(ranks):
+        category = Category.EXCEPTION
     same: dict[tuple[str, str], list[int]] = {}
-    for end in failed:
+    for end in own:
         way = way_to_error(end.path) if end.path else ""
         same.setdefault((f"raised {_words(end)}", way), []).append(end.rank)
     facts = tuple(
-        f"{name_ranks((end.rank,))} lost its connection to one that had gone: {_words(end)}"
-        for end in lost
+        f"rank {end.rank} lost its connection to one that had gone: {_words(end)}" for end in lost
     )
-    waiting = tuple(end.rank for end in lost)
-    for (cause, way), who in same.items():
-        ranks = tuple(sorted(who))
-        evidence = (f"{name_ranks(ranks)}: {way}", *facts) if way else facts
-        remedy = _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT
-        yield Finding(category, ranks, cause, remedy, waiting, evidence)
+    return tuple(
+        Finding(
+            category,
+            tuple(sorted(who)),
+            cause,
+            _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT,
+            tuple(end.rank for end in lost),
+            (f"{name_ranks(who)}: {way}", *facts) if way else facts,
+        )
+        for (cause, way), who in same.items()
+    )
 
 
 def _words(end: CellFinished) -> str:
     return raised_words(end.ename, end.evalue, end.path)
-
-
-def _went_away(end: CellFinished) -> bool:
-    """True of an error that says no more than that another rank's process or group is gone."""
-    return _lost_store(end) or bool(torch_errors.WENT_AWAY.search(end.evalue))
 
 
 def _lost_store(end: CellFinished) -> bool:
@@ -91,25 +88,20 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     one = len(left) == 1
     who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
     lost = "; ".join(f"{name_ranks((end.rank,))}: {_words(end)}" for end in failed)
-    if one and all(map(_lost_store, failed)):
-        return Finding(
-            Category.STORE_GONE,
-            left,
-            f"{who}, and with it the store that {name_ranks(victims)} still needed",
-            "Let the rank that hosts the store wait for the others before it ends: count them in "
-            "the store (store.add), or dist.barrier().",
-            victims,
-            (lost,),
-        )
-    return Finding(
-        Category.EARLY_EXIT if one else Category.UNDECIDED,
-        left if one else (),
-        f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed",
+    category, culprits = (Category.EARLY_EXIT, left) if one else (Category.UNDECIDED, ())
+    cause = f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed"
+    remedy = (
         "Let every rank do the same number of steps, and finish before one leaves: "
-        "dist.barrier() before destroy_process_group().",
-        victims,
-        (lost,),
+        "dist.barrier() before destroy_process_group()."
     )
+    if one and all(map(_lost_store, failed)):
+        category = Category.STORE_GONE
+        cause = f"{who}, and with it the store that {name_ranks(victims)} still needed"
+        remedy = (
+            "Let the rank that hosts the store wait for the others before it ends: count them in "
+            "the store (store.add), or dist.barrier()."
+        )
+    return Finding(category, culprits, cause, remedy, victims, (lost,))
 
 
 def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
@@ -139,20 +131,23 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
     """Findings for failed stages of setup; ranks that failed in the same way share one."""
     certain = {report.rank: report.error.category for report in case.ranks}
-    same: dict[tuple[str, str, str], list[int]] = {}
-    for state in states:
-        if state.status is Status.FAILED and state.entering is not None and state.cause:
-            cause = f"{state.entering.value}: {state.cause.rstrip('.')}"
-            key = (certain.get(state.rank, ""), cut(cause, 300), state.remedy)
-            same.setdefault(key, []).append(state.rank)
+    failed = {
+        state.rank: (
+            certain.get(state.rank, ""),
+            cut(f"{state.entering.value}: {state.cause.rstrip('.')}", 300),
+            state.remedy or "Correct the error, then: %ddp_init",
+        )
+        for state in states
+        if state.status is Status.FAILED and state.entering is not None and state.cause
+    }
     return tuple(
         Finding(
             Category(category) if category in set(Category) else Category.EXCEPTION,
-            tuple(ranks),
+            ranks,
             cause,
-            remedy or "Correct the error, then: %ddp_init",
+            remedy,
         )
-        for (category, cause, remedy), ranks in same.items()
+        for ranks, (category, cause, remedy) in by_value(failed)
     )
 
 
@@ -168,27 +163,21 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
     moving = any(report.process.runnable for report in case.ranks if report.rank in stuck)
     if longest_s < UNEXPLAINED_AFTER_S or working or moving:
         return None
+    probes = {e.rank: e.network.probe for e in case.ranks if e.inside == "store"}
+    targets = {rank: probe.target for rank, probe in probes.items() if probe.state == "open"}
+    stores = (
+        f"{target} accepts the connection of {name_ranks(ranks)}; whether a store answers there is "
+        "not known"
+        for ranks, target in by_value(targets)
+    )
     return Finding(
         Category.UNDECIDED,
         (),
         f"{verb(stuck, 'has', 'have')} waited for {longest_s:.0f} s, and the cause is not known",
         "See the line of each rank: %ddp_where. Or free them: %ddp_abort",
         stuck,
-        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *_stores(case)),
+        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *stores),
         commands=("%ddp_where", "%ddp_abort"),
-    )
-
-
-def _stores(case: Case) -> tuple[str, ...]:
-    """What ranks that wait for the store know of its port."""
-    ranks: dict[str, list[int]] = {}
-    for report in case.ranks:
-        if report.inside == "store" and report.network.probe.state == "open":
-            ranks.setdefault(report.network.probe.target, []).append(report.rank)
-    return tuple(
-        f"{target} accepts the connection of {name_ranks(who)}; whether a store answers there is "
-        "not known"
-        for target, who in ranks.items()
     )
 
 

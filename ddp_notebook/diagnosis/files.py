@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 
 from ddp_notebook.diagnosis.context import Context
@@ -17,6 +17,7 @@ from ddp_notebook.model import (
     Ranks,
     agree,
     at_place,
+    by_value,
     name_ranks,
     verb,
 )
@@ -33,37 +34,32 @@ def raced_paths(context: Context) -> Iterator[Finding]:
 
     Only where every rank does it: nothing in the code has some ranks alone come there.
     """
-    same: dict[str, list[RankReport]] = {}
-    for report in context.case.ranks:
-        if _raced(context, report):
-            same.setdefault(str(report.error.at[-1]), []).append(report)
-    everyone = tuple(e.rank for e in context.case.ranks)
-    for failed in same.values():
-        first, ranks = failed[0], tuple(e.rank for e in failed)
-        if len(ranks) == len(everyone):
+    reports = context.reports
+    raced: dict[int, str] = {}
+    for rank, e in reports.items():
+        if e.activity is not Activity.FAILED or e.error.type not in _RACED or not e.error.at:
+            continue
+        # Why the line is read, though each report has what the rank changed: that is the last of
+        # it, and the rank that came first has often written much since; it has no path of a
+        # FileExistsError; and a job's logs have errors and lines alone. What every rank does is
+        # asked of the code, then.
+        changes = _CHANGES.search(e.error.at[-1].text)
+        if changes is not None and not context.sources.is_for_some(e.error.at, changes[1]):
+            raced[rank] = str(e.error.at[-1])
+    for ranks, _ in by_value(raced):
+        if len(ranks) == len(reports):
             continue  # none was first
-        said = raised_words(first.error.type, first.error.text, first.error.at)
+        first = reports[ranks[0]].error
         yield Finding(
             Category.FILESYSTEM,
-            everyone,
+            tuple(reports),
             f"every rank changes one path there, and {name_ranks(ranks)} came after another had "
-            f"done it: {said}",
+            f"done it: {raised_words(first.type, first.text, first.at)}",
             "Let rank 0 alone do it, and the others wait in dist.barrier(); or allow that it is "
             "done (exist_ok=True, ignore_errors=True).",
             context.victims,
-            tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error.at)}" for e in failed),
+            tuple(f"rank {rank}: {way_to_error(reports[rank].error.at)}" for rank in ranks),
         )
-
-
-def _raced(context: Context, report: RankReport) -> bool:
-    if report.activity is not Activity.FAILED or report.error.type not in _RACED:
-        return False
-    # Why the line is read, though each report has what the rank changed: that is the last of it,
-    # and the rank that came first has often written much since; it has no path of a
-    # FileExistsError; and a job's logs have errors and lines alone. What every rank does is asked
-    # of the code, then.
-    changes = _CHANGES.search(report.error.at[-1].text) if report.error.at else None
-    return changes is not None and not context.sources.is_for_some(report.error.at, changes[1])
 
 
 def missed_paths(context: Context) -> Iterator[Finding]:
@@ -73,126 +69,118 @@ def missed_paths(context: Context) -> Iterator[Finding]:
     https://github.com/karpathy/nanochat/pull/336
     https://github.com/mosaicml/llm-foundry/pull/1083
     """
-    same: dict[str, dict[int, RankReport]] = {}
-    for e in context.case.ranks:
-        if e.activity is Activity.FAILED and e.error.path and e.error.at:
-            same.setdefault(str(e.error.at[-1]), {})[e.rank] = e
-    for missing in same.values():
-        finding = (
-            _removed_before(context, missing)
-            or _made_later(context, missing)
-            or _made_elsewhere(context, missing)
-        )
+    lines = {
+        e.rank: str(e.error.at[-1])
+        for e in context.case.ranks
+        if e.activity is Activity.FAILED and e.error.path and e.error.at
+    }
+    for ranks, _ in by_value(lines):
+        finding = _why_missing(context, {rank: context.reports[rank] for rank in ranks})
         if finding is not None:
             yield finding
 
 
-def _who(context: Context, what: str, path: str) -> Ranks:
-    """The ranks that changed a path, or a folder that it is in."""
-    return tuple(
-        e.rank
-        for e in context.case.ranks
-        if any(
-            c.what == what and f"{path}{os.sep}".startswith(f"{c.path}{os.sep}")
-            for c in e.process.changed
+def _why_missing(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
+    ranks, first = tuple(missing), next(iter(missing.values())).error
+    at = at_place(first.at[-1])
+    category, culprits = Category.FILESYSTEM, ranks
+    removers = _changed_by_others(context, missing, ("removed",))
+    elsewhere = _made_elsewhere(context, missing)
+    if removers and not first.path_exists:
+        culprits = removers
+        cause = (
+            f"{verb(removers, 'has', 'have')} removed or renamed {first.path} before "
+            f"{name_ranks(ranks)} {agree(ranks, 'was', 'were')} done with it{at}"
         )
-    )
-
-
-def _missed(
-    context: Context,
-    missing: Mapping[int, RankReport],
-    category: Category,
-    ranks: Ranks,
-    cause: str,
-    remedy: str,
-) -> Finding:
-    """The finding; that ranks failed for want of the path is no mistake of theirs besides."""
+        remedy = (
+            "Remove it only once every rank is done with it: dist.barrier() on all ranks, before."
+        )
+    elif all(e.error.path_exists for e in missing.values()):
+        makers = _changed_by_others(context, missing, ("written", "made"))
+        who = name_ranks(makers) if makers else "another process"
+        cause = (
+            f"{verb(ranks, 'needs', 'need')} {first.path}{at} before {who} had made it: it is "
+            "there by now"
+        )
+        remedy = (
+            "Have all ranks wait for it: dist.barrier() on every rank, behind the line that makes "
+            "it."
+        )
+    elif elsewhere is not None:
+        category = Category.WRONG_PATH_ON_RANK
+        (path, makers), wanted = elsewhere, PurePath(first.path)
+        cause = (
+            f"{verb(ranks, 'looks', 'look')} for {wanted.name} in {wanted.parent}{at}, and "
+            f"{name_ranks(makers)} made it in {path.parent}"
+        )
+        remedy = (
+            "Make the path on one rank and give it to the others (dist.broadcast_object_list): a "
+            "clock, a temporary folder or a host's name is another on each rank."
+        )
+    else:
+        return None
     return Finding(
         category,
-        ranks,
+        culprits,
         cause,
         remedy,
+        # That ranks failed for want of the path is no mistake of theirs besides.
         tuple(sorted({*context.victims, *missing})),
         tuple(f"rank {r}: {way_to_error(e.error.at)}: {e.error.path}" for r, e in missing.items()),
     )
 
 
-def _removed_before(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
-    first, ranks = next(iter(missing.values())).error, tuple(missing)
-    removers = tuple(r for r in _who(context, "removed", first.path) if r not in missing)
-    if not removers or first.path_exists:
-        return None
-    return _missed(
-        context,
-        missing,
-        Category.FILESYSTEM,
-        removers,
-        f"{verb(removers, 'has', 'have')} removed or renamed {first.path} before "
-        f"{name_ranks(ranks)} {agree(ranks, 'was', 'were')} done with it{at_place(first.at[-1])}",
-        "Remove it only once every rank is done with it: dist.barrier() on all ranks, before.",
+def _changed_by_others(
+    context: Context, missing: Mapping[int, RankReport], what: Collection[str]
+) -> Ranks:
+    """The other ranks that changed the path that is missing, or a folder that it is in."""
+    path = f"{next(iter(missing.values())).error.path}{os.sep}"
+    return tuple(
+        e.rank
+        for e in context.case.ranks
+        if e.rank not in missing
+        and any(c.what in what and path.startswith(f"{c.path}{os.sep}") for c in e.process.changed)
     )
 
 
-def _made_later(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
-    first, ranks = next(iter(missing.values())).error, tuple(missing)
-    if not all(e.error.path_exists for e in missing.values()):
-        return None
-    made = (*_who(context, "written", first.path), *_who(context, "made", first.path))
-    makers = tuple(sorted({rank for rank in made if rank not in missing}))
-    who = name_ranks(makers) if makers else "another process"
-    return _missed(
-        context,
-        missing,
-        Category.FILESYSTEM,
-        ranks,
-        f"{verb(ranks, 'needs', 'need')} {first.path}{at_place(first.at[-1])} before {who} had "
-        "made it: it is there by now",
-        "Have all ranks wait for it: dist.barrier() on every rank, behind the line that makes it.",
-    )
+def _made_elsewhere(
+    context: Context, missing: Mapping[int, RankReport]
+) -> tuple[PurePath, Ranks] | None:
+    """The other path under which a file of that name was made, and by which ranks.
 
-
-def _made_elsewhere(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
-    """Only of a name that was written, or made, under one path alone: else each rank has its own.
-
-    No rule asks how the path came to be: a clock, a temporary folder, a host's name.
+    Only of a name that was written, or made, under one path alone: else each rank has its own. No
+    rule asks how the path came to be: a clock, a temporary folder, a host's name.
     """
-    first, ranks = next(iter(missing.values())).error, tuple(missing)
-    name = PurePath(first.path).name
-    others: dict[str, list[int]] = {}
+    name = PurePath(next(iter(missing.values())).error.path).name
+    makers: dict[str, list[int]] = {}
     for e in context.case.ranks:
         for change in e.process.changed:
             if change.what != "removed" and PurePath(change.path).name == name:
-                others.setdefault(change.path, []).append(e.rank)
-    if len(others) != 1 or any(e.error.path in others for e in missing.values()):
+                makers.setdefault(change.path, []).append(e.rank)
+    if len(makers) != 1 or any(e.error.path in makers for e in missing.values()):
         return None
-    ((path, makers),) = others.items()
-    return _missed(
-        context,
-        missing,
-        Category.WRONG_PATH_ON_RANK,
-        ranks,
-        f"{verb(ranks, 'looks', 'look')} for {name} in {PurePath(first.path).parent}"
-        f"{at_place(first.at[-1])}, and {name_ranks(tuple(dict.fromkeys(makers)))} made it in "
-        f"{PurePath(path).parent}",
-        "Make the path on one rank and give it to the others (dist.broadcast_object_list): a "
-        "clock, a temporary folder or a host's name is another on each rank.",
-    )
+    ((path, ranks),) = makers.items()
+    return PurePath(path), tuple(dict.fromkeys(ranks))
 
 
 def lost_store_file(context: Context) -> Iterator[Finding]:
     """The file of a ``file://`` store that was deleted while the groups still need it."""
-    waiting = tuple(e for e in context.case.ranks if _needs_lost_file(e))
+    waiting = [
+        e
+        for e in context.case.ranks
+        if e.file.lost
+        and e.activity in (Activity.WAITING, Activity.FAILED)
+        and (e.initialized or in_setup(e))
+    ]
     if not waiting:
         return
     path = waiting[0].file.path
-    everyone = tuple(e.rank for e in context.case.ranks)
     files = {place.file for e in waiting for place in e.path}
-    culprits, place = context.sources.who_calls(_DELETES, sorted(files), everyone)
+    culprits, place = context.sources.who_calls(_DELETES, sorted(files), tuple(context.reports))
     ranks: Ranks = tuple(e.rank for e in waiting)
     need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
     cause = f"the file of the rendezvous, {path}, was deleted {need}"
-    if culprits and place:
+    if culprits:
         cause = (
             f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
         )
@@ -205,8 +193,3 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         context.victims,
         (f"nothing that {name_ranks(ranks)} wrote is in {path} any more",),
     )
-
-
-def _needs_lost_file(report: RankReport) -> bool:
-    waits = report.activity in (Activity.WAITING, Activity.FAILED)
-    return waits and (report.initialized or in_setup(report)) and report.file.lost

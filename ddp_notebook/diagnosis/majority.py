@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ddp_notebook.model import Ranks, by_value, name_ranks
 
 T = TypeVar("T", bound=Hashable)
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,8 @@ def vote(values: Mapping[int, T], expected: T | None = None, first: int | None =
     """
     sets = by_value(values)
     most = max(len(ranks) for ranks, _ in sets)
-    largest = [value for ranks, value in sets if len(ranks) == most]
-    if any(value == expected for _, value in sets):
-        largest = [value for _, value in sets if value == expected]
+    largest = [value for _, value in sets if value == expected]
+    largest = largest or [value for ranks, value in sets if len(ranks) == most]
     # A tie has to be broken, as a finding names one side: by the rank on which the others depend,
     # where the caller knows one, else by the lowest.
     decisive = first if first is not None and first in values else min(values)
@@ -70,6 +70,7 @@ def each_with(texts: Mapping[int, str]) -> str:
     return ", and ".join(f"{text} on {name_ranks(ranks)}" for ranks, text in by_value(texts))
 
 
-def by_ranks(texts: Mapping[int, str]) -> tuple[str, ...]:
+def by_ranks(of: Mapping[int, U], text: Callable[[U], str] = str) -> tuple[str, ...]:
     """Lines of evidence, one for the ranks with the same text: ``ranks 0-2: 4 steps``."""
-    return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in by_value(texts))
+    texts = {rank: text(each) for rank, each in of.items()}
+    return tuple(f"{name_ranks(ranks)}: {line}" for ranks, line in by_value(texts))

@@ -30,7 +30,9 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Ranks,
+    Side,
     agree,
+    by_value,
     name_ranks,
     them,
     verb,
@@ -79,14 +81,12 @@ def diagnose_standing(case: Case) -> Diagnosis:
 
     A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
     """
-    diagnosis = Diagnosis((), None, case.world_size)
-    if any(in_setup(report) and not report.initialized for report in case.ranks):
-        if any(report.end.code == 0 for report in case.ranks):
-            diagnosis = replace(diagnosis, findings=tuple(_never_joined(case)))
-        else:
-            diagnosis = diagnose_setup(case)
+    joining = any(in_setup(report) and not report.initialized for report in case.ranks)
+    if joining and not any(report.end.code == 0 for report in case.ranks):
+        diagnosis = diagnose_setup(case)
     else:
-        diagnosis = replace(diagnosis, findings=tuple(apart(case)))
+        findings = _never_joined(case) if joining else apart(case)
+        diagnosis = Diagnosis(tuple(findings), world_size=case.world_size)
     return replace(
         diagnosis, doing={report.rank: doing(report) for report in case.ranks}, unsure=""
     )
@@ -97,7 +97,7 @@ def _never_joined(case: Case) -> Iterator[Finding]:
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     waiting = tuple(report for report in case.ranks if in_setup(report))
     sizes = {report.arguments.world_size for report in waiting}
-    if ended and len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
+    if len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
         ranks = tuple(report.rank for report in waiting)
         yield Finding(
             Category.MISSING_RANK,
@@ -129,14 +129,15 @@ def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
     late = tuple(report.rank for report in context.case.ranks if works(report))
     if not at or any(record.group != DEFAULT_GROUP for record in at.values()):
         return
+    waiting = tuple(sorted(at))
     calls = " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
     where = "; ".join(f"rank {rank} is busy{where_busy(context.reports[rank])}" for rank in late)
     yield Finding(
         Category.STRAGGLER,
         late,
-        f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {calls}; {where}",
+        f"{verb(waiting, 'waits', 'wait')} in {calls}; {where}",
         f"Wait for {them(late)}.",
-        at_ranks,
+        waiting,
         passing=True,
     )
 
@@ -177,10 +178,8 @@ def _ring_from(start: int, at: Mapping[int, Collective]) -> list[int]:
 
 def _sites(at: Mapping[int, Collective]) -> list[_Site]:
     """The calls at which ranks wait, that with the fewest ranks first."""
-    same: dict[object, list[int]] = {}
-    for rank, record in sorted(at.items()):
-        same.setdefault((call_site(record), record.part), []).append(rank)
-    sites = [_Site(tuple(ranks), at[ranks[0]]) for ranks in same.values()]
+    same = by_value({rank: (call_site(record), record.part) for rank, record in at.items()})
+    sites = [_Site(ranks, at[ranks[0]]) for ranks, _ in same]
     return sorted(sites, key=lambda site: len(site.ranks))
 
 
@@ -208,7 +207,8 @@ def _alone_at(context: Context, own: _Site, test: Condition, other: _Site) -> It
     """Where it is certain that the others do not come to the call, or to one that meets it."""
     sure = own.of_all or test.decides is Varies.JUST_SO
     if other.of_all and sure and not context.sources.answered(own.record, test):
-        yield _alone(context, own, test, other)
+        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
+        yield _alone(context, own, test, rest, side(other.ranks, other.record))
 
 
 def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
@@ -217,28 +217,19 @@ def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
     return condition if condition is not None and condition.decides >= Varies.BY_RANK else None
 
 
-def _alone(context: Context, own: _Site, test: Condition, other: _Site | Ranks) -> Finding:
-    """A call that a test of the rank has some ranks make alone; `other` are elsewhere, or ended."""
+def _alone(context: Context, own: _Site, test: Condition, rest: str, there: Side) -> Finding:
+    """A call that a test of the rank has some ranks make alone; `rest` says of the others."""
     ranks, record = own.ranks, own.record
-    call = agree(ranks, "calls", "call")
-    if isinstance(other, _Site):
-        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
-        there = side(other.ranks, other.record)
-    else:
-        rest, there = _ended_words(other), side(other, None)
     return Finding(
         Category.CONDITIONAL_COLLECTIVE,
         ranks,
-        f"{name_ranks(ranks)} alone {call} {named(record)} ({test.quoted}); {rest}",
+        f"{name_ranks(ranks)} alone {agree(ranks, 'calls', 'call')} {named(record)} "
+        f"({test.quoted}); {rest}",
         f"Call {record.operation} on every rank of its group: move it out of the condition.",
         context.victims,
         (f"{test.place}: {test.place.text}",),
         sides=(side(ranks, record), there),
     )
-
-
-def _ended_words(ended: Ranks) -> str:
-    return f"{verb(ended, 'has', 'have')} ended without an error"
 
 
 def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
@@ -275,31 +266,29 @@ def _ended_before(
 ) -> Iterator[Finding]:
     """Ranks whose process ended without an error, while all others wait at one call."""
     sites, sources = _sites(at), context.sources
-    site = sites[0]
+    site, have_ended = sites[0], f"{verb(ended, 'has', 'have')} ended without an error"
     if len(sites) != 1 or not sources.knows(site.record) or not site.of_all:
         return
     test = sources.condition(site.record, None, site.ranks, ended)
-    if test is not None and test.decides >= Varies.BY_RANK:
-        if not sources.answered(site.record, test):
-            yield _alone(context, site, test, ended)
-    elif test is None and _is_plain(sources, site.record):
-        yield _left(context, site, ended)
+    if test is None:
+        if _is_plain(sources, site.record):
+            category, remedy, ranks = Category.MISSING_DESTROY, LEAVE_TOGETHER, ended
+            if site.record.part is Part.BACKWARD or sources.in_a_loop(site.record):
+                # They made fewer turns of the loop; or the others made more.
+                category, remedy = Category.UNEVEN_INPUTS, UNEVEN_REMEDY
+                ranks = min(ended, site.ranks, key=len)
+            yield Finding(
+                category,
+                ranks,
+                f"{have_ended}, while {verb(site.ranks, 'waits', 'wait')} in {named(site.record)}",
+                remedy,
+                context.victims,
+                sides=(side(site.ranks, site.record), side(ended, None)),
+            )
+    elif test.decides >= Varies.BY_RANK and not sources.answered(site.record, test):
+        yield _alone(context, site, test, have_ended, side(ended, None))
 
 
 def _is_plain(sources: Sources, record: Collective) -> bool:
     """True where no way leads around the call, and no collective at all is only for some ranks."""
     return sources.way_around(record) is None and not sources.any_by_rank(WAIT)
-
-
-def _left(context: Context, site: _Site, ended: Ranks) -> Finding:
-    """They ended where no test stands before the call: in a loop, with fewer turns of it."""
-    ranks, record = site.ranks, site.record
-    loop = record.part is Part.BACKWARD or context.sources.in_a_loop(record)
-    return Finding(
-        Category.UNEVEN_INPUTS if loop else Category.MISSING_DESTROY,
-        ranks if loop and len(ranks) < len(ended) else ended,
-        f"{_ended_words(ended)}, while {verb(ranks, 'waits', 'wait')} in {named(record)}",
-        UNEVEN_REMEDY if loop else LEAVE_TOGETHER,
-        context.victims,
-        sides=(side(ranks, record), side(ended, None)),
-    )

@@ -45,6 +45,7 @@ REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
 operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
 peer, tag; shape; held_ns, freed."""
+_RECORD = struct.Struct(HEAD.format + REST.format.removeprefix("<"))
 MAGIC = b"ddpring2"
 # The two counts, and a record's number, `issued_ns` and `done_ns`, lie at multiples of eight: the
 # writer changes each by itself through a memoryview cast to "Q", which is one store of the machine.
@@ -119,7 +120,7 @@ def read(
     _, run, written, text_bytes = HEADER.unpack_from(buffer)
     start = max(0, written - min(last, CAPACITY))
     raw = [
-        _unpacked(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
+        _RECORD.unpack_from(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
         for number in range(start, written)
     ]
     if known is not None and (known.run, known.text_bytes) == (run, text_bytes):
@@ -190,31 +191,26 @@ def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:
     )
 
 
-def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
-    return HEAD.unpack_from(buffer, at) + REST.unpack_from(buffer, at + HEAD.size)
-
-
 # The content is not trusted: faulty native code may write anywhere, here too. So an unreadable text
 # becomes empty, and an invalid number is skipped.
 
 
 def _texts(data: bytes) -> tuple[Text, ...]:
+    texts: list[Text] = [""]  # number 0 is no text
     # A line each, as JSON writes a line break in a text as two characters.
-    # Number 0 is no text.
-    return "", *(_text(line) for line in data.split(b"\n")[:-1])
-
-
-def _text(line: bytes) -> Text:
-    try:
-        wire = loads(line)
-        if isinstance(wire, dict):
-            return codec.decode(_Group, wire)
-        if isinstance(wire, list):
-            # One tuple for all records of a line: paths are compared often.
-            return tuple(Place(*row) for row in codec.decode(_PathRows, wire))
-    except (ValueError, RecursionError):
-        return ""
-    return wire if isinstance(wire, str) else ""
+    for line in data.split(b"\n")[:-1]:
+        text: Text = ""
+        with contextlib.suppress(ValueError, RecursionError):
+            wire = loads(line)
+            if isinstance(wire, dict):
+                text = codec.decode(_Group, wire)
+            elif isinstance(wire, list):
+                # One tuple for all records of a line: paths are compared often.
+                text = tuple(Place(*row) for row in codec.decode(_PathRows, wire))
+            elif isinstance(wire, str):
+                text = wire
+        texts.append(text)
+    return tuple(texts)
 
 
 def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collective:

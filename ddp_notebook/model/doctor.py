@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model import codec
+from ddp_notebook.model.ranks import counted
 
 
 class Verdict(StrEnum):
@@ -85,14 +86,14 @@ class DoctorReport:
         """The report in one line."""
         failures, warnings = self.count(Verdict.FAILURE), self.count(Verdict.WARNING)
         found = [
-            f"{number} {word}{'s' if number > 1 else ''}"
+            counted(number, word)
             for number, word in ((failures, "failure"), (warnings, "warning"))
             if number
         ]
         asked = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
         about = f" ({asked}, backend {self.backend})" if self.world_size else ""
         can = "DDP can work here" if self.ok else "DDP cannot work here as it is"
-        checks = "1 check" if len(self.checks) == 1 else f"{len(self.checks)} checks"
+        checks = counted(len(self.checks), "check")
         return f"{can}{about}: " + (
             f"{', '.join(found)} in {checks}" if found else f"{checks}, all ok"
         )

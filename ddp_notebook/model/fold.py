@@ -105,7 +105,18 @@ def fold_rank(state: RankState, event: Event) -> RankState:
             restarting=state.restarting,
         )
     if isinstance(event, RankExited):
-        return _exited(state, event)
+        if event.pid != state.pid:
+            return state  # the predecessor of a rank that was restarted
+        return replace(
+            state,
+            status=Status.DEAD,
+            exit_code=event.exit_code,
+            last_words=event.last_words,
+            peak_bytes=event.peak_bytes,
+            oom_kills=event.oom_kills,
+            heard_ns=max(state.heard_ns, event.heard_ns),
+            since_ns=event.heard_ns,
+        )
     if isinstance(event, Limited):
         return replace(state, limits=tuple(dict.fromkeys((*state.limits, event.text))))
     if isinstance(event, EventsLost):
@@ -133,21 +144,6 @@ def _raised(event: CellFinished) -> str:
     else:
         text = f"{first} …" if more else first
     return f"{event.ename}: {text}" if text else event.ename
-
-
-def _exited(state: RankState, event: RankExited) -> RankState:
-    if event.pid != state.pid:
-        return state  # the predecessor of a rank that was restarted
-    return replace(
-        state,
-        status=Status.DEAD,
-        exit_code=event.exit_code,
-        last_words=event.last_words,
-        peak_bytes=event.peak_bytes,
-        oom_kills=event.oom_kills,
-        heard_ns=max(state.heard_ns, event.heard_ns),
-        since_ns=event.heard_ns,
-    )
 
 
 def _living(state: RankState, event: Event) -> RankState:
@@ -256,7 +252,11 @@ class LineStops:
                 if known is not None and known.stop != event.stop:
                     self._leave(event.rank, at_ns)
                 self.now[event.rank] = event
-                pause = _pause(event, at_ns)
+                index = event.line - event.first
+                text = event.source[index].strip() if 0 <= index < len(event.source) else ""
+                function = event.function.replace("<module>", "")
+                place = Place(event.file, event.line, function, text)
+                pause = LinePause(event.rank, event.stop, place, event.why, at_ns)
                 self._pauses.setdefault((event.rank, event.stop), pause)
                 if len(self._pauses) > MOST_PAUSES:
                     del self._pauses[next(iter(self._pauses))]
@@ -273,11 +273,3 @@ class LineStops:
         pause = self._pauses.get(key)
         if pause is not None:
             self._pauses[key] = replace(pause, ended_ns=max(at_ns, pause.began_ns))
-
-
-def _pause(event: LineStopped, at_ns: int) -> LinePause:
-    index = event.line - event.first
-    text = event.source[index].strip() if 0 <= index < len(event.source) else ""
-    function = "" if event.function == "<module>" else event.function
-    place = Place(event.file, event.line, function, text)
-    return LinePause(event.rank, event.stop, place, event.why, at_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_notebook.model import codec
@@ -97,7 +97,9 @@ class StackTree:
         frames: list[Frame] = []
         branches = self.branches
         while (branch := next((b for b in branches if rank in b.ranks), None)) is not None:
-            frames += (_of_rank(frame, rank) for frame in branch.frames)
+            for frame in branch.frames:
+                own = (Local(each.name, each.text) for each in frame.locals if rank in each.ranks)
+                frames.append(replace(frame, locals=tuple(own)))
             if branch.doing is not None:
                 return RankStack(rank, branch.doing, tuple(frames))
             branches = branch.children
@@ -110,22 +112,6 @@ class StackTree:
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), indent=2)
-
-
-def _of_rank(frame: Frame, rank: int) -> Frame:
-    """A frame of a tree as one rank has it."""
-    own = (
-        Local(variable.name, variable.text) for variable in frame.locals if rank in variable.ranks
-    )
-    return Frame(
-        frame.file,
-        frame.line,
-        frame.function,
-        frame.source,
-        frame.module,
-        frame.library,
-        tuple(own),
-    )
 
 
 # -- variables --------------------------------------------------------------------------

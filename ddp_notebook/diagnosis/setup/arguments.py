@@ -35,45 +35,33 @@ def invalid_values(context: Context) -> Iterator[Finding]:
             if not known.issuperset(finding.ranks):
                 yield finding
         yield from beyond
-        yield from _port_zero(context.case)
-        yield from _private_stores(context.case)
+        yield from _never_met_by_others(context.case)
 
 
-def _port_zero(case: Case) -> Iterator[Finding]:
-    """Ranks that wait with MASTER_PORT=0: whoever listens gets a port that no one else knows."""
-    ranks = tuple(
-        e.rank
-        for e in case.callers
-        if e.arguments.master_port == 0 and e.activity is Activity.WAITING
-    )
-    if ranks:
+def _never_met_by_others(case: Case) -> Iterator[Finding]:
+    """Ranks that wait at a port that no one else knows, or for keys in a store of their own."""
+    waiting = [e for e in case.callers if e.activity is Activity.WAITING]
+    zero = tuple(e.rank for e in waiting if e.arguments.master_port == 0)
+    if zero:
         yield Finding(
             Category.ENV_INVALID,
-            ranks,
+            zero,
             "MASTER_PORT is 0: the system would choose a port, and the other ranks could not know "
             "which",
             "Set MASTER_PORT to one free port, the same on every rank.",
             case.waiting,
-            tuple(f"rank {rank}: MASTER_PORT=0" for rank in ranks),
+            tuple(f"rank {rank}: MASTER_PORT=0" for rank in zero),
         )
-
-
-def _private_stores(case: Case) -> Iterator[Finding]:
-    """Ranks that wait for each other's keys in stores that each has in its own process."""
-    ranks = tuple(
-        e.rank
-        for e in case.callers
-        if e.arguments.store == PRIVATE_STORE and e.activity is Activity.WAITING
-    )
-    if len(ranks) > 1:
+    private = tuple(e.rank for e in waiting if e.arguments.store == PRIVATE_STORE)
+    if len(private) > 1:
         yield Finding(
             Category.ENV_INVALID,
-            ranks,
+            private,
             "the store is a HashStore, which is in one process only: no rank sees what another "
             "writes into its own",
             "Give init_process_group a TCPStore or a FileStore, or no store at all (env://).",
             case.waiting,
-            tuple(f"rank {rank}: store=HashStore()" for rank in ranks),
+            tuple(f"rank {rank}: store=HashStore()" for rank in private),
         )
 
 
@@ -127,99 +115,90 @@ def _wrong_size(case: Case) -> int | None:
 
 def duplicate_ranks(context: Context) -> Iterator[Finding]:
     """Two processes have the same RANK."""
-    for reports in context.meetings:
-        yield from _claimed_twice(reports, context.case)
-
-
-def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
+    case = context.case
+    expected = case.told.get("WORLD_SIZE", "")
     # A run of some of the session's ranks counts them from 0.
     own = {report.rank: number for number, report in enumerate(case.ranks)}
-    claims: dict[int, list[int]] = {}
-    for report in reports:
-        if report.arguments.rank is not None and _same_world(report, case):
-            claims.setdefault(report.arguments.rank, []).append(report.rank)
-    twice = {claimed: ranks for claimed, ranks in sorted(claims.items()) if len(ranks) > 1}
-    wrong = {r: own[r] for claimed, ranks in twice.items() for r in ranks if own[r] != claimed}
-    if not wrong:
-        return
-    missing = tuple(sorted(set(range(case.world_size)) - claims.keys()))
-    rest = ""
-    if missing and len(reports) == case.world_size:
-        rest = f"; {verb(missing, 'is', 'are')} missing"
-    have = "; ".join(
-        f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claimed}"
-        for claimed, ranks in twice.items()
-    )
-    right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
-    yield Finding(
-        Category.DUPLICATE_RANK,
-        tuple(sorted(wrong)),
-        f"the processes launched as {have}{rest}",
-        f"Give each process its own RANK: {right}.",
-        case.waiting,
-        tuple(
-            f"the process launched as rank {rank} has RANK={claimed}"
-            for claimed, ranks in twice.items()
-            for rank in ranks
-        ),
-    )
-
-
-def _same_world(report: RankReport, case: Case) -> bool:
-    expected = case.told.get("WORLD_SIZE", "")
-    size = report.arguments.world_size
-    return size is None or not expected or str(size) == expected
+    for reports in context.meetings:
+        claimed = {
+            e.rank: e.arguments.rank
+            for e in reports
+            if e.arguments.rank is not None
+            and (e.arguments.world_size is None or expected in ("", str(e.arguments.world_size)))
+        }
+        twice = sorted((claim, ranks) for ranks, claim in by_value(claimed) if len(ranks) > 1)
+        wrong = {r: own[r] for claim, ranks in twice for r in ranks if own[r] != claim}
+        if not wrong:
+            continue
+        missing = tuple(sorted(set(range(case.world_size)) - set(claimed.values())))
+        rest = ""
+        if missing and len(reports) == case.world_size:
+            rest = f"; {verb(missing, 'is', 'are')} missing"
+        have = "; ".join(
+            f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claim}"
+            for claim, ranks in twice
+        )
+        right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
+        yield Finding(
+            Category.DUPLICATE_RANK,
+            tuple(sorted(wrong)),
+            f"the processes launched as {have}{rest}",
+            f"Give each process its own RANK: {right}.",
+            case.waiting,
+            tuple(
+                f"the process launched as rank {rank} has RANK={claim}"
+                for claim, ranks in twice
+                for rank in ranks
+            ),
+        )
 
 
 def differing_values(context: Context) -> Iterator[Finding]:
     """MASTER_ADDR, MASTER_PORT, WORLD_SIZE, the backend or the method differ between ranks."""
+    case = context.case
     for reports in context.meetings:
-        yield from _differing(reports, context.case)
+        for name in _VALUES:
+            values = _values_of(name, reports, case.told.get(name, ""))
+            different = len(set(values.values()))
+            if name == "the file" and different == len(reports) > 2:
+                # None is right, all make the same mistake.
+                ranks = tuple(sorted(values))
+                yield Finding(
+                    Category.ENV_MISMATCH,
+                    ranks,
+                    f"each has one of its own: {_each(name, values, ranks)}",
+                    "Give all ranks the path of one file: let one of them, or the launcher, choose "
+                    "it.",
+                    case.waiting,
+                    by_ranks(values),
+                )
+            elif different > 1:
+                yield _differing(name, values, case)
 
 
-def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
-    for name in _VALUES:
-        expected = case.told.get(name, "")
-        values = _values_of(name, reports, expected)
-        if len(set(values.values())) < 2:
-            continue
-        # What the launcher gave is right, however few still have it: another value was set by the
-        # code. Else most ranks are; and in a tie who hosts the store, since the others must come to
-        # where that is.
-        votes = vote(values, expected, case.store_host)
-        right, culprits = votes.value, votes.minority
-        if name == "the file" and len(reports) > 2 and len(set(values.values())) == len(reports):
-            yield _own_files(values, case)
-            continue
-        where = f"{verb(votes.majority, 'has', 'have')} {right}"
-        if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
-            # The store is where it is, however many ranks agree on another place.
-            right, culprits = expected, tuple(sorted(values))
-            where = f"{right} where the session's store is"
-        setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
-        remedy = f"Set {setting} on {name_ranks(culprits)}."
-        if right == expected:  # a port that the launcher chose is another one at the next start
-            remedy = f"Set {name} on {name_ranks(culprits)} to what the launcher gave it."
-        yield Finding(
-            Category.ENV_MISMATCH,
-            culprits,
-            f"{_each(name, values, culprits)}, but {where}",
-            remedy,
-            case.waiting,
-            tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
-        )
-
-
-def _own_files(values: Mapping[int, str], case: Case) -> Finding:
-    """Each of several ranks has a file of its own: none is right, all make the same mistake."""
-    ranks = tuple(sorted(values))
+def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
+    # What the launcher gave is right, however few still have it: another value was set by the code.
+    # Else most ranks are; and in a tie who hosts the store, since the others must come to where
+    # that is.
+    expected = case.told.get(name, "")
+    votes = vote(values, expected, case.store_host)
+    right, culprits = votes.value, votes.minority
+    where = f"{verb(votes.majority, 'has', 'have')} {right}"
+    if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
+        # The store is where it is, however many ranks agree on another place.
+        right, culprits = expected, tuple(sorted(values))
+        where = f"{right} where the session's store is"
+    setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
+    remedy = f"Set {setting} on {name_ranks(culprits)}."
+    if right == expected:  # a port that the launcher chose is another one at the next start
+        remedy = f"Set {name} on {name_ranks(culprits)} to what the launcher gave it."
     return Finding(
         Category.ENV_MISMATCH,
-        ranks,
-        f"each has one of its own: {_each('the file', values, ranks)}",
-        "Give all ranks the path of one file: let one of them, or the launcher, choose it.",
+        culprits,
+        f"{_each(name, values, culprits)}, but {where}",
+        remedy,
         case.waiting,
-        by_ranks(values),
+        tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
     )
 
 

@@ -19,7 +19,6 @@ from ddp_notebook.diagnosis.progress import (
 )
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.names import Varies
-from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     OWN_STORE,
     Activity,
@@ -27,12 +26,12 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
-    Place,
     RankReport,
     Ranks,
     Worker,
     agree,
     at_place,
+    by_value,
     format_ranks,
     name_ranks,
     them,
@@ -78,14 +77,18 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:
         return
+    ended = [e for e in case.ranks if e.activity is Activity.IDLE or torch_errors.lacks_group(e)]
     if all(map(opens_store, waiting)):
-        yield from _absent_from_store(context, waiting)
+        # They wait in a store of their own, whose host waits for as many as it was told.
+        sizes = [e.arguments.world_size or 0 for e in waiting if e.arguments.hosts_store]
+        absent = tuple(e.rank for e in ended if e.arguments.method != OWN_STORE)
+        if absent and case.world_size - len(absent) < max(sizes, default=0):
+            yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
         return
     call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
-    idle = tuple(e for e in case.ranks if _has_ended(e))
-    never = tuple(e.rank for e in idle if not (e.entered or e.left or e.initialized))
-    once = tuple(e.rank for e in idle if 0 < e.left < call)
+    never = tuple(e.rank for e in ended if not (e.entered or e.left or e.initialized))
+    once = tuple(e.rank for e in ended if 0 < e.left < call)
     if case.world_size - len(never) - len(once) >= expected:
         return  # a group of some of the processes: the rest is not missing
     if never:
@@ -93,20 +96,6 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     if once:
         what = f"has finished, and did not call {_INIT} again as the others did"
         yield _absent(context, waiting, once, what)
-
-
-def _has_ended(e: RankReport) -> bool:
-    return e.activity is Activity.IDLE or torch_errors.lacks_group(e)
-
-
-def _absent_from_store(context: Context, waiting: Sequence[RankReport]) -> Iterator[Finding]:
-    """The ranks that did not come to a store whose host waits for as many as it was told."""
-    sizes = [e.arguments.world_size for e in waiting if e.arguments.hosts_store]
-    absent = tuple(
-        e.rank for e in context.case.ranks if _has_ended(e) and e.arguments.method != OWN_STORE
-    )
-    if absent and any(context.case.world_size - len(absent) < (size or 0) for size in sizes):
-        yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
 
 
 def _absent(
@@ -117,29 +106,26 @@ def _absent(
     path = next((e.path for e in waiting if e.path), ())
     call = Collective(waiting[0].rank, 0, called, api=called, path=path)
     test = context.sources.condition(call, None, here, ranks)
-    if test is not None and test.decides < Varies.BY_RANK:
-        test = None
-    tests = (f"{test.place}: {test.place.text}",) if test is not None else ()
-    if test is not None:
+    line: tuple[str, ...] = ()
+    if test is not None and test.decides >= Varies.BY_RANK:
+        what, line = f"{what} ({test.quoted})", (f"{test.place}: {test.place.text}",)
         every = "no condition may keep a rank from it"
     elif context.case.script:
         every = "no rank may leave before it, and as many must start as WORLD_SIZE says"
     else:
         every = "run the same code on all ranks (%%ddp without --ranks)"
+    facts = []
+    for e in (context.reports[rank] for rank in ranks):
+        raised = f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
+        facts.append(f"rank {e.rank} {raised if e.activity is Activity.FAILED else 'runs nothing'}")
     return Finding(
         Category.MISSING_RANK,
         ranks,
-        f"{what} ({test.quoted})" if test is not None else what,
+        what,
         f"Call it on every rank: {every}.",
         context.case.waiting,
-        (*(f"rank {rank} {_state_of(context.reports[rank])}" for rank in ranks), *tests),
+        (*facts, *line),
     )
-
-
-def _state_of(e: RankReport) -> str:
-    if e.activity is not Activity.FAILED:
-        return "runs nothing"
-    return f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
 
 
 def early_exits(context: Context) -> Iterator[Finding]:
@@ -180,31 +166,28 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     until_ns, limit_s = min(ends, default=(0, 0.0))
     absent = tuple(e for e in case.ranks if not e.entered)
     late = tuple(e.rank for e in case.ranks if e in absent or e.called_ns > until_ns)
-    if until_ns and late and all(map(works, absent)):
-        yield _too_late(context, late, limit_s)
-
-
-def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
-    first_ns = min(e.called_ns for e in context.case.callers if e.rank not in late)
-    others = tuple(e.rank for e in context.case.callers if e.rank not in late)
-    facts = [
-        f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first rank"
-        if e.entered
-        else f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
-        for e in context.case.ranks
-        if e.rank in late
-    ]
-    before = all(e.entered for e in context.case.ranks)
-    return Finding(
+    if not until_ns or not late or not all(map(works, absent)):
+        return
+    others = tuple(e.rank for e in case.callers if e.rank not in late)
+    first_ns = min(context.reports[rank].called_ns for rank in others)
+    called = f"called {_INIT} only after"
+    if absent:
+        called = f"{verb(late, 'has not called', 'have not called')} {_INIT} before"
+    yield Finding(
         Category.STRAGGLER,
         late,
-        f"{'called' if before else verb(late, 'has not called', 'have not called')} "
-        f"init_process_group {'only after' if before else 'before'} {name_ranks(others)} gave it "
-        f"up: the timeout of {limit_s:g} s was over",
+        f"{called} {name_ranks(others)} gave it up: the timeout of {limit_s:g} s was over",
         "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
         "part after it.",
         others,
-        tuple(facts),
+        tuple(
+            f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
+            if e in absent
+            else f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first "
+            "rank"
+            for e in case.ranks
+            if e.rank in late
+        ),
     )
 
 
@@ -217,77 +200,61 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     # be about to write the file.
     if not pollers or len(working) > len(pollers):
         return
-    same: dict[str, list[RankReport]] = {}
-    for e in pollers:
-        same.setdefault(e.doing, []).append(e)
-    for reports in same.values():
-        yield _left_unwritten(context, reports) or _for_a_file(case, reports)
+    for ranks, _ in by_value({e.rank: e.doing for e in pollers}):
+        together = [context.reports[rank] for rank in ranks]
+        yield _left_unwritten(context, ranks, together) or _for_a_file(case, ranks, together)
 
 
-def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | None:
+def _left_unwritten(
+    context: Context, ranks: Ranks, pollers: Sequence[RankReport]
+) -> Finding | None:
     """A rank that waits in a collective, and has not written a file for which all others wait.
 
     By the code these come to that loop alone: so that rank is to write it. Of several that do not
     wait for the file it is not known which was to write it, or whether the waiting rank itself was.
     """
     files = {e.awaits.file for e in pollers}
-    ranks = tuple(e.rank for e in pollers)
-    rest = [e for e in context.case.ranks if e not in pollers]
-    others = tuple(e.rank for e in rest)
-    wait = {e.inside for e in rest} == {"collective"}
-    test = _sent_there(context, pollers[0].path, ranks, others) if wait else None
-    if test is None or len(files) > 1 or len(rest) > 1:
+    rest = [e for e in context.case.ranks if e.rank not in ranks]
+    path = pollers[0].path
+    if [e.inside for e in rest] != ["collective"] or len(files) > 1 or not path:
+        return None
+    others = (rest[0].rank,)
+    line = Collective(ranks[0], 0, "", path=path)
+    test = context.sources.condition(line, None, ranks, others)
+    if test is None or not test.on_rank:
         return None
     return Finding(
         Category.FILESYSTEM,
         others,
-        f"{verb(others, 'waits', 'wait')} in a collective and {agree(others, 'has', 'have')} not "
-        f"written {files.pop()}, for which {name_ranks(ranks)} "
-        f"{agree(ranks, 'waits', 'wait')} in a loop at {pollers[0].path[-1]} ({test.quoted})",
+        f"{name_ranks(others)} waits in a collective and has not written {files.pop()}, for which "
+        f"{verb(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
         "Write the file on every way on which the other ranks wait for it, or have them wait in "
         "dist.barrier() instead.",
         context.case.waiting,
-        (
-            *(f"rank {e.rank}: at {e.doing}" for e in pollers),
-            f"{test.place}: {test.place.text}",
-        ),
+        (*(f"rank {e.rank}: at {e.doing}" for e in pollers), f"{test.place}: {test.place.text}"),
     )
 
 
-def _sent_there(
-    context: Context, path: Sequence[Place], ranks: Ranks, others: Ranks
-) -> Condition | None:
-    """The test of the rank by which these ranks, and not the others, come to a line."""
-    line = Collective(ranks[0], 0, "", path=tuple(path))
-    test = context.sources.condition(line, None, ranks, others) if path else None
-    return test if test is not None and test.on_rank else None
-
-
-def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
+def _for_a_file(case: Case, ranks: Ranks, pollers: Sequence[RankReport]) -> Finding:
     """Ranks that wait on one line for a file; each may have made up another path for it."""
-    paths = tuple(dict.fromkeys(e.awaits.file for e in pollers))
-    ranks, one = tuple(e.rank for e in pollers), len(paths) == 1
-    which = f"{paths[0]}, which no rank has written"
+    paths = list(dict.fromkeys(e.awaits.file for e in pollers))
     remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
-    if not one:
+    if len(paths) == 1:
+        which = f"{paths[0]}, which no rank has written"
+        facts = [f"rank {e.rank}: at {e.doing}" for e in pollers]
+        facts.append(f"{paths[0]} does not exist")
+    else:
         which = f"a file that no rank has written, under {len(paths)} paths"
-        remedy = (
-            "Make the path on one rank and give it to the others: dist.broadcast_object_list. "
-            + remedy
-        )
+        facts = [f"rank {e.rank}: at {e.doing}, for {e.awaits.file}" for e in pollers]
+        share = "Make the path on one rank and give it to the others: dist.broadcast_object_list."
+        remedy = f"{share} {remedy}"
     return Finding(
         Category.FILESYSTEM,
         ranks,
         f"{verb(ranks, 'waits', 'wait')} in a loop for {which}",
         remedy,
         case.waiting,
-        (
-            *(
-                f"rank {e.rank}: at {e.doing}{'' if one else f', for {e.awaits.file}'}"
-                for e in pollers
-            ),
-            *((f"{paths[0]} does not exist",) if one else ()),
-        ),
+        tuple(facts),
     )
 
 
@@ -300,12 +267,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
         e.rank for e in case.ranks if e.activity is Activity.WAITING and not e.awaits.key
     }:
         return
-    late: dict[str, list[RankReport]] = {}
-    for e in case.ranks:
-        if works(e):
-            late.setdefault(where_busy(e), []).append(e)
-    for where, reports in late.items():
-        ranks = tuple(report.rank for report in reports)
+    for ranks, where in by_value({e.rank: where_busy(e) for e in case.ranks if works(e)}):
         yield Finding(
             Category.STRAGGLER,
             ranks,
@@ -313,7 +275,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
             f"{agree(ranks, 'it is', 'they are')} busy{where}",
             f"Wait for {them(ranks)}, or interrupt the cell.",
             case.waiting,
-            of_each({report.rank: evidence_of(report) for report in reports}),
+            of_each({rank: evidence_of(context.reports[rank]) for rank in ranks}),
             passing=True,
         )
     paused = case.where(Activity.HELD)
@@ -336,58 +298,51 @@ def late_ranks(context: Context) -> Iterator[Finding]:
 
 def stuck_data_workers(context: Context) -> Iterator[Finding]:
     """Ranks whose next batch never comes; those with the same cause at one line together."""
-    waiting = context.case.waiting
-    same: dict[tuple[bool, bool, str], dict[int, tuple[Worker, ...]]] = {}
+    same: dict[tuple[bool, bool, str], list[tuple[int, Worker]]] = {}
     for e in context.case.ranks:
         stuck = stuck_workers(e)
         if stuck:
             due = next(worker for worker in stuck if worker.due)
             key = due.stopped, due.forked, str(due.place or "")
-            same.setdefault(key, {})[e.rank] = stuck
-    for (stopped, forked, _), of in same.items():
-        yield _stopped(of, waiting) if stopped else _locked(of, waiting, forked)
+            same.setdefault(key, []).extend((e.rank, worker) for worker in stuck)
+    for of in same.values():
+        yield _no_batch(of, context.case.waiting)
 
 
-def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
-    due = next(worker for worker in of[min(of)] if worker.due)
-    at = at_place(due.place)
-    one = sum(map(len, of.values())) == 1
-    why = "; most likely it was held, or a pool of threads was in use, when "
-    why = f"{why}{'it was' if one else 'they were'} forked" if forked else ""
-    text = (f"{due.place}: {due.place.text}",) if due.place is not None and due.place.text else ()
+def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
+    workers = [worker for _, worker in of]
+    due = next(worker for worker in workers if worker.due)
+    pids = ", ".join(str(worker.pid) for worker in workers)
+    named = f"the {agree(workers, 'worker', 'workers')} with pid {pids} of the DataLoader"
+    line: tuple[str, ...] = ()
+    if due.stopped:
+        state = "stopped, by a signal or a debugger"
+        cause = f"{named} {agree(workers, 'is', 'are')} stopped"
+        stopped = " ".join(str(worker.pid) for worker in workers if worker.stopped)
+        remedy = f"Let them continue: kill -CONT {stopped}"
+    else:
+        state = "every thread of it waits for a lock, without a time limit"
+        cause = (
+            f"{named} {agree(workers, 'waits', 'wait')}{at_place(due.place)} for a lock that no "
+            "thread releases"
+        )
+        if due.forked:
+            cause += "; most likely it was held, or a pool of threads was in use, when "
+            cause += f"{agree(workers, 'it was', 'they were')} forked"
+        remedy = (
+            'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
+            '"forkserver"), and hold no lock and start no threads before its workers are forked.'
+        )
+        if due.place is not None and due.place.text:
+            line = (f"{due.place}: {due.place.text}",)
+    facts = (
+        f"rank {rank}, worker {w.pid}: {state}; has not run for {w.still_s:.0f} s" for rank, w in of
+    )
     return Finding(
         Category.DATALOADER_DEADLOCK,
-        tuple(of),
-        f"no batch comes: {_named(of)} of the DataLoader {'waits' if one else 'wait'}{at} "
-        f"for a lock that no thread releases{why}",
-        'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
-        '"forkserver"), and hold no lock and start no threads before its workers are forked.',
+        tuple(dict(of)),
+        f"no batch comes: {cause}",
+        remedy,
         waiting,
-        (*_facts(of, "every thread of it waits for a lock, without a time limit"), *text),
-    )
-
-
-def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
-    pids = " ".join(str(worker.pid) for those in of.values() for worker in those if worker.stopped)
-    are = "is" if sum(map(len, of.values())) == 1 else "are"
-    return Finding(
-        Category.DATALOADER_DEADLOCK,
-        tuple(of),
-        f"no batch comes: {_named(of)} of the DataLoader {are} stopped",
-        f"Let them continue: kill -CONT {pids}",
-        waiting,
-        _facts(of, "stopped, by a signal or a debugger"),
-    )
-
-
-def _named(of: dict[int, tuple[Worker, ...]]) -> str:
-    pids = [worker.pid for those in of.values() for worker in those]
-    return f"the worker{'s' if len(pids) > 1 else ''} with pid {', '.join(map(str, pids))}"
-
-
-def _facts(of: dict[int, tuple[Worker, ...]], what: str) -> tuple[str, ...]:
-    return tuple(
-        f"{name_ranks((rank,))}, worker {w.pid}: {what}; has not run for {w.still_s:.0f} s"
-        for rank, those in sorted(of.items())
-        for w in those
+        (*facts, *line),
     )

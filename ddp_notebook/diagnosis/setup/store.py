@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -19,7 +19,7 @@ from ddp_notebook.model import (
     Category,
     Finding,
     RankReport,
-    Ranks,
+    by_value,
     name_ranks,
     verb,
 )
@@ -56,23 +56,23 @@ def stale_files(context: Context) -> Iterator[Finding]:
 def opened_twice(context: Context) -> Iterator[Finding]:
     """Several ranks open one store with is_master=True, and one could not have the port."""
     case = context.case
-    masters: dict[str, list[RankReport]] = {}
-    for e in case.ranks:
-        if e.arguments.method == OWN_STORE and e.arguments.hosts_store:
-            masters.setdefault(_address_of(e), []).append(e)
-    for address, reports in masters.items():
-        first, *others = (e.rank for e in reports)
-        if others and any(
-            e.activity is Activity.FAILED and "EADDRINUSE" in e.error.text for e in reports
-        ):
+    masters = {
+        e.rank: f"{e.arguments.master_addr}:{e.arguments.master_port}"
+        for e in case.ranks
+        if e.arguments.method == OWN_STORE and e.arguments.hosts_store
+    }
+    for ranks, address in by_value(masters):
+        first, others = ranks[0], ranks[1:]
+        failed = [e for e in case.ranks if e.rank in ranks and e.activity is Activity.FAILED]
+        if others and any("EADDRINUSE" in e.error.text for e in failed):
             yield Finding(
                 Category.PORT_IN_USE,
-                tuple(others),
-                f"{verb(tuple(others), 'opens', 'open')} the store at {address} with "
+                others,
+                f"{verb(others, 'opens', 'open')} the store at {address} with "
                 f"is_master=True, as rank {first} does: one process can listen there",
                 f"Have one rank open it: TCPStore(..., is_master=(rank == {first})).",
                 case.waiting,
-                tuple(f"rank {e.rank}: is_master=True" for e in reports),
+                tuple(f"rank {rank}: is_master=True" for rank in ranks),
             )
 
 
@@ -113,7 +113,20 @@ def store_host_left(context: Context) -> Iterator[Finding]:
 def unreachable_store(context: Context) -> Iterator[Finding]:
     """No process answers at MASTER_ADDR:MASTER_PORT, though one should by now."""
     case = context.case
-    unresolved = _unresolved(case)
+    asking = [e for e in case.ranks if e.activity is Activity.WAITING and e.inside == "store"]
+    # A resolver that all ranks ask at once answers some of them seconds later: on its host, they
+    # will get the same answer.
+    known = {
+        (e.arguments.master_addr, e.network.host)
+        for e in asking
+        if e.network.probe.state == "unresolved"
+    }
+    unresolved = [
+        e
+        for e in asking
+        if e.network.probe.state in ("unresolved", "resolving")
+        and (e.arguments.master_addr, e.network.host) in known
+    ]
     if unresolved:
         address = unresolved[0].arguments.master_addr
         yield Finding(
@@ -132,10 +145,8 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
         return  # its own error says why it opened none
     shut_out = tuple(
         e
-        for e in case.ranks
-        if e.activity is Activity.WAITING
-        and e.inside == "store"
-        and e.network.probe.state in ("refused", "timeout", "other")
+        for e in asking
+        if e.network.probe.state in ("refused", "timeout", "other")
         and not e.arguments.hosts_store
         and _should_answer(e, case)
     )
@@ -266,25 +277,6 @@ def _place(waiters: Iterable[RankReport]) -> str:
     return next((f" at {e.path[-1]}" for e in waiters if e.path), "")
 
 
-def _unresolved(case: Case) -> tuple[RankReport, ...]:
-    """The ranks whose MASTER_ADDR does not resolve; also those whose resolver has yet to answer.
-
-    A resolver that is asked by all ranks at once answers some of them seconds later.
-    """
-    asked = [e for e in case.ranks if e.activity is Activity.WAITING and e.inside == "store"]
-    known = {
-        (e.arguments.master_addr, e.network.host)
-        for e in asked
-        if e.network.probe.state == "unresolved"
-    }
-    return tuple(
-        e
-        for e in asked
-        if e.network.probe.state in ("unresolved", "resolving")
-        and (e.arguments.master_addr, e.network.host) in known
-    )
-
-
 def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     # Until its host has opened the store, a refused connection is what every healthy job sees. So
@@ -306,7 +298,7 @@ def _should_answer(e: RankReport, case: Case) -> bool:
             for h in hosts
         )
     # Rank 0 takes the store for another process's, and connects like the others.
-    return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
+    return any((o.activity, o.inside) == (Activity.WAITING, "store") for o in first)
 
 
 def _answers_nobody(host: RankReport) -> bool:
@@ -318,99 +310,73 @@ def _answers_nobody(host: RankReport) -> bool:
 
 
 def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
+    category = Category.UNREACHABLE_MASTER
     ranks = tuple(e.rank for e in shut_out)
     first = shut_out[0].network.probe
-    evidence = tuple(
+    evidence = [
         f"rank {e.rank}: {e.network.probe.target}: {e.network.probe.detail}" for e in shut_out
-    )
-    if case.store_host is None and not case.store_alive:
-        return Finding(
-            Category.STORE_GONE,
-            (),
-            f"the session's store at {first.target} is gone",
-            "%ddp_init opens it again.",
-            case.waiting,
-            evidence,
-        )
+    ]
+    hosts = [h for h in case.callers if h.arguments.hosts_store]
+    reached = next((h for h in hosts if h.network.probe.state == "open"), None)
+    mute = next((h for h in hosts if _answers_nobody(h)), None)
     # Several of these are true at once, and the first is told. A name that means each host itself
     # explains that others do not answer better than a firewall does. A firewall is told only where
     # the store answers a rank on its own host, and an address of no host only where its own host
     # gets no answer either: what is left is that nobody listens.
-    networks = {network_of(e) for e in case.ranks} - {""}
-    if len(networks) > 1 and first.target.startswith(("127.", "localhost")):
-        return Finding(
-            Category.HOSTNAME_LOOPBACK,
-            ranks,
-            f"MASTER_ADDR {shut_out[0].arguments.master_addr} means each host itself",
-            "Set MASTER_ADDR to the address of rank 0's host, as the others see it.",
-            case.waiting,
-            evidence,
-        )
-    if (inside := _open_inside(case, shut_out)) is not None:
-        port = inside.arguments.master_port
-        return Finding(
-            Category.UNREACHABLE_MASTER,
-            ranks,
+    if case.store_host is None and not case.store_alive:
+        category, ranks = Category.STORE_GONE, ()
+        cause = f"the session's store at {first.target} is gone"
+        remedy = "%ddp_init opens it again."
+    elif len({network_of(e) for e in case.ranks} - {""}) > 1 and first.target.startswith(
+        ("127.", "localhost")
+    ):
+        category = Category.HOSTNAME_LOOPBACK
+        cause = f"MASTER_ADDR {shut_out[0].arguments.master_addr} means each host itself"
+        remedy = "Set MASTER_ADDR to the address of rank 0's host, as the others see it."
+    elif reached is not None and all(
+        e.network.probe.state == "timeout" and on_two_hosts(e, reached) for e in shut_out
+    ):
+        cause = (
             f"nothing comes back from {first.target} ({first.detail.lower()}), where the store is "
-            f"open to rank {inside.rank} on the same host: a firewall drops it, or there is no "
-            "route",
-            f"Open TCP port {port} of rank {inside.rank}'s host to the others (firewall, security "
-            "group), or set MASTER_PORT to a port that is open.",
-            case.waiting,
-            (*evidence, f"rank {inside.rank}: {inside.network.probe.target}: open"),
+            f"open to rank {reached.rank} on the same host: a firewall drops it, or there is no "
+            "route"
         )
-    if nowhere := [h for h in case.callers if h.arguments.hosts_store and _answers_nobody(h)]:
-        host = nowhere[0]
-        return Finding(
-            Category.UNREACHABLE_MASTER,
-            tuple(sorted((*ranks, host.rank))),
-            f"no rank gets an answer at {first.target}, not even rank {host.rank}, which opens the "
-            "store there: its host does not have that address, or everything sent to it is dropped",
-            f"Set MASTER_ADDR to an address of rank {host.rank}'s host that the others reach.",
-            case.waiting,
-            (*evidence, f"rank {host.rank}: {host.network.probe.target}: no answer"),
+        remedy = (
+            f"Open TCP port {reached.arguments.master_port} of rank {reached.rank}'s host to the "
+            "others (firewall, security group), or set MASTER_PORT to a port that is open."
         )
-    what = f"no process answers at {first.target} ({first.detail.lower()})"
-    if first.state == "other":
-        what = f"another program answers at {first.target}, and no store of torch's"
-    own = opens_store(shut_out[0])
-    opened = tuple(e for e in case.ranks if e.arguments.hosts_store)
-    return Finding(
-        Category.UNREACHABLE_MASTER,
-        ranks,
-        f"{what}: no rank opens a store there (is_master=True)" if own and not opened else what,
-        "Have one rank open the store with is_master=True, and give all ranks its address and port."
-        if own
-        else "Use what the launcher sets: os.environ['MASTER_ADDR'] and os.environ['MASTER_PORT']. "
-        "Or set both to where rank 0 listens.",
-        case.waiting,
-        (
-            *evidence,
-            *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own),
-            *_expected_address(case),
-        ),
-    )
-
-
-def _address_of(e: RankReport) -> str:
-    return f"{e.arguments.master_addr}:{e.arguments.master_port}"
-
-
-def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | None:
-    """The rank whose store is open on its own host, while others hear nothing from it."""
-    for host in case.callers:
-        if host.arguments.hosts_store and host.network.probe.state == "open":
-            silent = all(
-                e.network.probe.state == "timeout" and on_two_hosts(e, host) for e in shut_out
+        evidence.append(f"rank {reached.rank}: {reached.network.probe.target}: open")
+    elif mute is not None:
+        ranks = tuple(sorted((*ranks, mute.rank)))
+        cause = (
+            f"no rank gets an answer at {first.target}, not even rank {mute.rank}, which opens the "
+            "store there: its host does not have that address, or everything sent to it is dropped"
+        )
+        remedy = f"Set MASTER_ADDR to an address of rank {mute.rank}'s host that the others reach."
+        evidence.append(f"rank {mute.rank}: {mute.network.probe.target}: no answer")
+    else:
+        cause = f"no process answers at {first.target} ({first.detail.lower()})"
+        if first.state == "other":
+            cause = f"another program answers at {first.target}, and no store of torch's"
+        remedy = (
+            "Use what the launcher sets: os.environ['MASTER_ADDR'] and os.environ['MASTER_PORT']. "
+            "Or set both to where rank 0 listens."
+        )
+        if opens_store(shut_out[0]):
+            opened = [e for e in case.ranks if e.arguments.hosts_store]
+            cause += "" if opened else ": no rank opens a store there (is_master=True)"
+            remedy = (
+                "Have one rank open the store with is_master=True, and give all ranks its address "
+                "and port."
             )
-            return host if silent else None
-    return None
-
-
-def _expected_address(case: Case) -> tuple[str, ...]:
-    """Where the launcher had the store, as evidence: its port may be another at the next start."""
-    address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
-    return (f"the launcher set {address}:{port}",) if address and port else ()
+            evidence += [
+                f"rank {e.rank} opens one at {e.arguments.master_addr}:{e.arguments.master_port}"
+                for e in opened
+            ]
+        told = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
+        # Evidence alone: the launcher may choose another port at the next start.
+        evidence += [f"the launcher set {told[0]}:{told[1]}"] if all(told) else []
+    return Finding(category, ranks, cause, remedy, case.waiting, tuple(evidence))
 
 
 # -- reach -------------------------------------------------------------------------------
@@ -434,54 +400,49 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
     Where it has ended by now, the error of a rank that was refused there tells.
     """
     for reports in context.meetings:
-        culprits = tuple(
+        culprits = [
             e
             for e in reports
             if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
-        ) or _told_of_loopback(reports)
-        if culprits:
-            yield _loopback(context.case, reports, culprits)
-
-
-def _loopback(
-    case: Case, reports: tuple[RankReport, ...], culprits: tuple[RankReport, ...]
-) -> Finding:
-    ranks = tuple(e.rank for e in culprits)
-    elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
-    first = culprits[0]
-    on = f" on {first.network.host}" if first.network.host else ""
-    listens = next(iter(first.network.listens), "127.x")
-    return Finding(
-        Category.HOSTNAME_LOOPBACK,
-        ranks,
-        f"listens at {listens}{on}, where no other host can reach it: "
-        f"{verb(elsewhere, 'is', 'are')} on another host",
-        f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
-        "or correct /etc/hosts there: the host's name must not resolve to 127.x.",
-        case.waiting,
-        (
-            *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.network.listens),
-            *(f"rank {o.rank}: {line}" for o in reports if (line := _gloo_error(o))),
-        ),
-    )
+        ] or _told_of_loopback(reports)
+        if not culprits:
+            continue
+        ranks, first = tuple(e.rank for e in culprits), culprits[0].network
+        elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
+        on = f" on {first.host}" if first.host else ""
+        yield Finding(
+            Category.HOSTNAME_LOOPBACK,
+            ranks,
+            f"listens at {next(iter(first.listens), '127.x')}{on}, where no other host can reach "
+            f"it: {verb(elsewhere, 'is', 'are')} on another host",
+            f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others "
+            "reach, or correct /etc/hosts there: the host's name must not resolve to 127.x.",
+            context.case.waiting,
+            (
+                *(
+                    f"rank {e.rank} listens at {each}"
+                    for e in culprits
+                    for each in e.network.listens
+                ),
+                *(
+                    f"rank {o.rank}: {o.error.text.strip().splitlines()[0][:300]}"
+                    for o in reports
+                    if o.activity is Activity.FAILED and "connectFullMesh" in o.error.text
+                ),
+            ),
+        )
 
 
 _AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
 
 
-def _told_of_loopback(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+def _told_of_loopback(reports: tuple[RankReport, ...]) -> list[RankReport]:
     """The ranks of the one other host whose loopback gloo tried on ranks that have failed."""
     told = [
         e for e in reports if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
     ]
     hosts = {network_of(o) for e in told for o in reports if on_two_hosts(e, o)}
-    return tuple(o for o in reports if network_of(o) in hosts) if len(hosts) == 1 else ()
-
-
-def _gloo_error(evidence: RankReport) -> str:
-    """The error of gloo on a rank that could not connect."""
-    failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error.text
-    return evidence.error.text.strip().splitlines()[0][:300] if failed else ""
+    return [o for o in reports if network_of(o) in hosts] if len(hosts) == 1 else []
 
 
 def _at_loopback(evidence: RankReport) -> bool:
@@ -520,38 +481,26 @@ def blocked_ranks(context: Context) -> Iterator[Finding]:
     ]
     if not blocked:
         return
-    hosts = _behind({(network_of(a), network_of(b)) for a, b, _ in blocked})
+    # A probe that times out says that packets are dropped between two hosts, and not on which side.
+    # One host that is part of every such pair explains them all. Two hosts of which neither reaches
+    # the other do not tell which of them has the firewall: then it is both, as it is everyone that
+    # is not reached where no one host explains it.
+    pairs = [{network_of(a), network_of(b)} for a, b, _ in blocked]
+    hosts = set.intersection(*pairs)
+    if len(hosts) != 1:
+        hosts = {network_of(b) for _, b, _ in blocked}
     ranks = tuple(e.rank for e in connecting if network_of(e) in hosts)
+    unreached = sorted({b.rank for _, b, _ in blocked})
+    askers = sorted({a.rank for a, _, _ in blocked})
+    way = f"from {name_ranks(unreached)} to {name_ranks(askers)}"
+    if unreached == askers:
+        way = "from one host to the other"
     yield Finding(
         Category.FIREWALL,
         ranks,
-        "the store answers, but the ranks cannot reach each other: nothing comes back "
-        f"{_from(blocked)}",
+        f"the store answers, but the ranks cannot reach each other: nothing comes back {way}",
         "Open all TCP ports between the hosts of the job (firewall, security group): gloo and NCCL "
         "listen at ports that the system chooses.",
         case.waiting,
         tuple(f"rank {a.rank} -> rank {b.rank}: {p.target}: {p.detail}" for a, b, p in blocked),
     )
-
-
-def _behind(pairs: set[tuple[str, str]]) -> set[str]:
-    """The hosts that a firewall cuts off, by who does not reach whom.
-
-    One host that is part of every such pair explains them all. Two hosts of which neither
-    reaches the other do not tell which of them has the firewall: then it is both, as it is
-    everyone that is not reached where no one host explains it.
-    """
-    # A probe that times out says that packets are dropped between two hosts, and not on which side.
-    in_all = set.intersection(*(set(pair) for pair in pairs))
-    if len(in_all) == 1:
-        return in_all
-    return {unreached for _, unreached in pairs}
-
-
-def _from(blocked: Sequence[tuple[RankReport, RankReport, object]]) -> str:
-    """From whom nothing comes back to whom, in words."""
-    unreached: Ranks = tuple(sorted({b.rank for _, b, _ in blocked}))
-    askers: Ranks = tuple(sorted({a.rank for a, _, _ in blocked}))
-    if unreached == askers:
-        return "from one host to the other"
-    return f"from {name_ranks(unreached)} to {name_ranks(askers)}"

@@ -258,10 +258,13 @@ MEANINGS = (
     ),
 )
 
+TIMED_OUT = re.compile(
+    r"timed? ?out|did not join within|did not answer within|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
 _VICTIM = re.compile(
-    r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
-    r"|connectFullMesh|aborted \(%ddp_abort|given up|Broken pipe|clients joined|failed to recv"
-    r"|pair closure|remote process exited|Socket closed|failed to pass monitoredBarrier",
+    rf"{TIMED_OUT.pattern}|Connection (closed|reset)|connectFullMesh|aborted \(%ddp_abort|given up"
+    r"|Broken pipe|clients joined|failed to recv|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
@@ -275,10 +278,6 @@ STORE_WENT_AWAY = re.compile(
     r"Connection was likely closed|recvVector failed|sendBytes failed|Broken pipe"
 )
 """Of a store's client: the process that hosts the store is gone."""
-TIMED_OUT = re.compile(
-    r"timed? ?out|did not join within|did not answer within|failed to pass monitoredBarrier",
-    re.IGNORECASE,
-)
 
 
 def is_of_others(text: str) -> bool:
@@ -335,7 +334,6 @@ def of_errors(
     for (category, cause, remedy), failed in _said_alike(case, invalid=invalid):
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
-        holder = tuple(f"the port is held{e.error.holder}" for e in odd if e.error.holder)
         if ranks:
             yield Finding(
                 category,
@@ -346,7 +344,7 @@ def of_errors(
                 (
                     *by_ranks({e.rank: _said(e, category) for e in failed}),
                     *differing_variables(failed),
-                    *holder,
+                    *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
             )
@@ -360,8 +358,8 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 
     Each error has the number of the rank's own parameters. Without that, all.
     """
-    found = [_PARAMETERS.search(e.error.text) for e in failed]
-    values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
+    own = {e.rank: _PARAMETERS.search(e.error.text) for e in failed}
+    values = {rank: match[1] for rank, match in own.items() if match}
     ranks = minority(values) if len(values) == len(failed) else ()
     return [e for e in failed if e.rank in ranks] or failed
 
@@ -379,10 +377,12 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
         return Category(e.error.category), first_line(e).rstrip("."), e.error.remedy
+    line = e.error.at[-1].text if e.error.at else ""
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error.text)
-        if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
-            group = next((group for group in match.groups() if group), "")
+        may_be = meaning.category is not Category.ENV_INVALID or _ENVIRONMENT.search(line)
+        if match and may_be:
+            group = next(filter(None, match.groups()), "")
             cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
     if e.error.type == "MemoryError":
@@ -419,13 +419,8 @@ _BY_TYPE = {
 """What to do about errors that are no mistake of the line that raised them."""
 
 
-_ENVIRONMENT = re.compile(r"init_process_group|environ|getenv|RANK|WORLD|PORT")
-
-
-def _is_of_user(e: RankReport) -> bool:
-    """True of an error in a line of the user's that has nothing to do with the environment."""
-    text = e.error.at[-1].text if e.error.at else ""
-    return bool(text) and _ENVIRONMENT.search(text) is None
+_ENVIRONMENT = re.compile(r"^$|init_process_group|environ|getenv|RANK|WORLD|PORT")
+"""Lines of the user's that may have set what is invalid; also a line that is not known."""
 
 
 def _said(e: RankReport, category: Category) -> str:
@@ -439,25 +434,18 @@ def _said(e: RankReport, category: Category) -> str:
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """A rank whose timeout is shorter than the others' gave up on a rank that is only late."""
-    if not TIMED_OUT.search(e.error.text) or _somebody_is_gone(case):
-        return None
     mine = e.arguments.timeout_s
-    others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
-    longer = [other for other in others if other is not None and mine is not None and other > mine]
-    if not longer:
+    longest = max(other.arguments.timeout_s or 0.0 for other in case.ranks)
+    for other in case.ranks:
+        never_ran = other.activity is Activity.IDLE and not other.entered
+        if other.activity is Activity.DEAD or never_ran:
+            return None  # that one will not come at all, however long it is waited for
+    if mine is None or longest <= mine or not TIMED_OUT.search(e.error.text):
         return None
     return (
         Category.ENV_MISMATCH,
-        f"waits {mine:g} s, other ranks up to {max(longer):g} s: it gave up first",
+        f"waits {mine:g} s, other ranks up to {longest:g} s: it gave up first",
         "Give init_process_group the same timeout= on every rank, longer than the latest takes.",
-    )
-
-
-def _somebody_is_gone(case: Case) -> bool:
-    """A rank that will not come at all, however long it is waited for."""
-    return any(
-        e.activity is Activity.DEAD or (e.activity is Activity.IDLE and not e.entered)
-        for e in case.ranks
     )
 
 

@@ -7,8 +7,10 @@ those that differ from rank 0, whose values DDP would send.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import (
@@ -36,7 +38,8 @@ from ddp_notebook.model.ddp import (
     WrapStage,
 )
 
-_MOST_NAMES = 6
+_NAME = attrgetter("name")
+_MOST_NAMES, _MOST_LINES = 6, 40
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
 
@@ -94,12 +97,11 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
 
 def _first_difference(theirs: Fingerprint, ours: Fingerprint) -> _Difference:
     for number, (kind, their, our) in enumerate(_sections(theirs, ours)):
-        their_names, our_names = [t.name for t in their], [t.name for t in our]
         if len(their) != len(our):
-            note = _missing_and_extra(their_names, our_names)
-            parts = [counted(len(each), kind) for each in (their, our)]
-            return _Difference((number, 0, 0), "", parts[0], parts[1], note and f" ({note})")
-        reordered = sorted(their_names) == sorted(our_names)
+            note = _missing_and_extra(their, our)
+            parts = counted(len(their), kind), counted(len(our), kind)
+            return _Difference((number, 0, 0), "", *parts, note)
+        reordered = Counter(map(_NAME, their)) == Counter(map(_NAME, our))
         for index, (one, other) in enumerate(zip(their, our, strict=True)):
             place, where = (number, 1, index), f"{kind} {index}"
             if one.name != other.name:
@@ -132,18 +134,21 @@ def _how_much(theirs: Fingerprint, ours: Fingerprint) -> str:
     parts = []
     for kind, their, our in _sections(theirs, ours):
         if len(their) != len(our):
-            names = _missing_and_extra([t.name for t in their], [t.name for t in our])
-            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names and f' ({names})'}")
+            names = _missing_and_extra(their, our)
+            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names}")
         elif other := [b.name for a, b in zip(their, our, strict=True) if a != b]:
             parts.append(f"{len(other)} of {len(our)} {kind}s differ: {some(other)}")
     return "; ".join(parts)
 
 
-def _missing_and_extra(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing = some([name for name in ours if name not in theirs])
-    extra = some([name for name in theirs if name not in ours])
+def _missing_and_extra(theirs: Sequence[TensorInfo], ours: Sequence[TensorInfo]) -> str:
+    """Return which names are missing, and which are there besides, in brackets."""
+    their, our = list(map(_NAME, theirs)), list(map(_NAME, ours))
+    missing = some([name for name in our if name not in their])
+    extra = some([name for name in their if name not in our])
     parts = (missing and f"{missing} missing", extra and f"{extra} too much")
-    return ", ".join(filter(None, parts))
+    words = ", ".join(filter(None, parts))
+    return f" ({words})" if words else ""
 
 
 # -- what must agree later on -----------------------------------------------------------
@@ -199,11 +204,33 @@ def failures(
     victims = tuple(sorted({*waiting, *failed} - memory.keys()))
     if dead:
         everyone_else = tuple(sorted({*waiting, *failed} - dead.keys()))
-        return tuple(_died(stage, dead, everyone_else, name))
+        return tuple(
+            Finding(
+                Category.RANK_DIED,
+                ranks,
+                f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
+                f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
+                waiting=everyone_else,
+                commands=(_restart(ranks),),
+            )
+            for ranks, code in by_value(dead)
+        )
     if memory:
         return tuple(_out_of_memory(stage, memory, victims, name))
-    if failed:
-        return tuple(_raised(stage, failed, waiting, name))
+    findings = []
+    for ranks, failure in by_value(failed):
+        category = Category.EXCEPTION_ON_ONE_RANK
+        remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
+        if "no backend type associated with device type" in failure.text.lower():
+            category = Category.BACKEND_DEVICE_MISMATCH
+            remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
+        commands = (_restart(ranks),) if waiting else ()
+        if waiting:
+            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
+        cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
+        findings.append(Finding(category, ranks, cause, remedy, waiting, commands=commands))
+    if findings:
+        return tuple(findings)
     cause = f"{name_ranks(waiting)} did not come out of stage {stage} of %ddp_wrap"
     restart = _restart(waiting)
     remedy = f"{restart}, then again: %ddp_wrap {name}"
@@ -212,20 +239,6 @@ def failures(
 
 def _restart(ranks: Ranks) -> str:
     return f"%ddp_restart --ranks {format_ranks(ranks)}"
-
-
-def _died(
-    stage: WrapStage, dead: Mapping[int, int], waiting: Ranks, name: str
-) -> Iterable[Finding]:
-    for ranks, code in by_value(dead):
-        yield Finding(
-            Category.RANK_DIED,
-            ranks,
-            f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
-            f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
-            waiting=waiting,
-            commands=(_restart(ranks),),
-        )
 
 
 def _out_of_memory(
@@ -252,22 +265,6 @@ def _out_of_memory(
             evidence=(f"{name_ranks(ranks)}: {failure.text}",),
             commands=(_restart(ranks),),
         )
-
-
-def _raised(
-    stage: WrapStage, failed: Mapping[int, RankFailure], waiting: Ranks, name: str
-) -> Iterable[Finding]:
-    for ranks, failure in by_value(failed):
-        category = Category.EXCEPTION_ON_ONE_RANK
-        remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
-        if "no backend type associated with device type" in failure.text.lower():
-            category = Category.BACKEND_DEVICE_MISMATCH
-            remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
-        commands = (_restart(ranks),) if waiting else ()
-        if waiting:
-            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
-        cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
-        yield Finding(category, ranks, cause, remedy, waiting=waiting, commands=commands)
 
 
 def some(names: Sequence[str]) -> str:
@@ -360,19 +357,16 @@ def size(model: Fingerprint) -> str:
 
 def what_changed(synced: Mapping[int, Synced], model: Fingerprint) -> dict[int, str]:
     """For each rank, what the broadcast from rank 0 did to its values."""
-    return {
-        rank: "sent its values" if rank == 0 else f"had {_other_values(mine, model)}"
-        for rank, mine in synced.items()
-    }
-
-
-def _other_values(mine: Synced, model: Fingerprint) -> str:
+    changes = {}
     first_buffer = len(model.parameters)
-    parameters = sum(place < first_buffer for place in mine.changed)
-    buffers = len(mine.changed) - parameters
-    parts = [f"{parameters} of {first_buffer} parameters"] if parameters else []
-    parts += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
-    return f"other values in {' and '.join(parts)}" if parts else "the values of rank 0 already"
+    for rank, mine in synced.items():
+        parameters = sum(place < first_buffer for place in mine.changed)
+        buffers = len(mine.changed) - parameters
+        parts = [f"{parameters} of {first_buffer} parameters"] if parameters else []
+        parts += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
+        had = f"other values in {' and '.join(parts)}" if parts else "the values of rank 0 already"
+        changes[rank] = "sent its values" if rank == 0 else f"had {had}"
+    return changes
 
 
 # -- buckets ---------------------------------------------------------------------------
@@ -416,25 +410,25 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
             "in the order in which the gradients of the first became ready.",
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )
+    order = [*first.order]
+    if len(order) > _MOST_LINES:
+        left_out = len(order) - _MOST_LINES + 1
+        order[_MOST_LINES - 2 : -1] = [f"… {left_out} more …"]
     lines = [f"Gradients became ready in this order ({_orders(known)}):"]
-    lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order), 1)]
+    lines += [f"  {place:<4}  {each}" for place, each in enumerate(order, 1)]
     lines += [
         f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
         for ranks, idle in by_value({rank: reduction.idle for rank, reduction in known.items()})
         if idle
     ]
-    return (*lines, *_made_of_it(first))
-
-
-def _made_of_it(known: Reduction) -> tuple[str, ...]:
-    if known.buckets is None:
-        return ("This torch does not tell which buckets DDP makes of it.",)
+    if first.buckets is None:
+        return (*lines, "This torch does not tell which buckets DDP makes of it.")
     title = "DDP will make these buckets of it when the next step begins:"
-    if known.rebuilt:
+    if first.rebuilt:
         title = "The buckets that DDP made of rank 0's first order when the second step began:"
-    elif known.keeps:
+    elif first.keeps:
         title = "With find_unused_parameters DDP keeps the buckets that it began with:"
-    return (title, *bucket_lines(known.buckets))
+    return (*lines, title, *bucket_lines(first.buckets))
 
 
 def _orders(known: Mapping[int, Reduction]) -> str:
@@ -444,9 +438,3 @@ def _orders(known: Mapping[int, Reduction]) -> str:
         return f"{name_ranks(right)} alike" if len(right) > 1 else name_ranks(right)
     others = tuple(sorted(rank for rank in known if known[rank].order != known[min(known)].order))
     return f"on rank {min(known)}, whose order all ranks take; another on {name_ranks(others)}"
-
-
-def _cut(names: Sequence[str], most: int = 40) -> list[str]:
-    if len(names) <= most:
-        return list(names)
-    return [*names[: most - 2], f"… {len(names) - most + 1} more …", names[-1]]

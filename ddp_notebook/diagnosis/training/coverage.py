@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from ddp_notebook.diagnosis.context import Context
@@ -24,7 +24,6 @@ from ddp_notebook.diagnosis.training.replicas import (
 from ddp_notebook.diagnosis.training.table import (
     Compared,
     Row,
-    any_has,
     everyone,
     rule,
     those_that_have,
@@ -52,18 +51,8 @@ _Optimizers = Mapping[int, OptimizerFacts]
 # -- a gradient of all ranks -------------------------------------------------------------
 
 
-def _all_models(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    yield from (model.of for model in context.models)
-
-
-def _not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models:
-        if not by_hand(model, context.collectives):
-            yield model.of
-
-
-def _apart_and_not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    yield from (of for of in _not_by_hand(context) if Model(of).diverged)
+def _not_by_hand(context: Context) -> Iterable[Model]:
+    return (model for model in context.models if not by_hand(model, context.collectives))
 
 
 def _title(seen: _Replicas) -> str:
@@ -100,10 +89,8 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
 
 
 # https://github.com/pytorch/pytorch/issues/128949
-unused_parameters = rule(
-    "unused_parameters",
-    _all_models,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("unready_steps"),
         category=Category.UNUSED_PARAMS,
         cause=lambda seen: (
@@ -122,10 +109,12 @@ unused_parameters = rule(
                 f"{some(e.unready or ('its parameters',))} had a gradient"
             ),
         ),
-        is_wrong=lambda seen: bool(_without_replaced(seen)),
         whose=_without_replaced,
     ),
 )
+def unused_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find steps with gradients that were not reduced, as some parameters had none."""
+    yield from (model.of for model in context.models)
 
 
 def _was_reduced(context: Context, ranks: Iterable[int]) -> bool:
@@ -139,7 +128,7 @@ def _bypassed(seen: _Replicas) -> bool:
     ranks = those_that_have(seen)
     never = not any(seen.by_rank[rank].forwards for rank in ranks)
     alone = never and not _was_reduced(seen.context, ranks)
-    return bool(ranks) and (alone or bool(Model(seen.by_rank).diverged))
+    return alone or bool(Model(seen.by_rank).diverged)
 
 
 def _never_forwarded(seen: _Replicas) -> bool:
@@ -170,10 +159,8 @@ def _say_no_forward(seen: _Replicas) -> str:
 # https://github.com/jingyaogong/minimind/pull/854
 # https://github.com/moojink/openvla-oft/issues/160
 # https://github.com/intel/e2eAIOK/pull/198
-module_bypass = rule(
-    "module_bypass",
-    _not_by_hand,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("bypassed_steps"),
         category=Category.DDP_BYPASS,
         cause=lambda seen: (
@@ -194,7 +181,7 @@ module_bypass = rule(
         is_wrong=_bypassed,
         whose=those_that_have,
     ),
-    Row(
+    Row[ReplicaFacts](
         read=attrgetter("forwards"),
         category=Category.DDP_BYPASS,
         cause=_say_no_forward,
@@ -209,6 +196,9 @@ module_bypass = rule(
     ),
     most=1,
 )
+def module_bypass(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find models whose forward was trained on, and did not come through DDP."""
+    yield from (model.of for model in _not_by_hand(context))
 
 
 def _name(seen: _Replicas) -> str:
@@ -216,10 +206,8 @@ def _name(seen: _Replicas) -> str:
 
 
 # https://github.com/modelscope/FunASR/pull/3472
-no_sync = rule(
-    "no_sync",
-    _apart_and_not_by_hand,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("local_steps"),
         category=Category.NO_SYNC_MISUSE,
         cause=lambda seen: (
@@ -235,21 +223,17 @@ no_sync = rule(
                 f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
             ),
         ),
-        is_wrong=any_has,
         whose=those_that_have,
     ),
 )
-
-
-def _all_optimizers(context: Context) -> Iterator[_Optimizers]:
-    yield from optimizers(context.facts).values()
+def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find steps with gradients of the rank alone, of models whose replicas differ by now."""
+    yield from (model.of for model in _not_by_hand(context) if model.diverged)
 
 
 # https://github.com/huggingface/accelerate/pull/3762
-kept_back = rule(
-    "kept_back",
-    _all_optimizers,
-    Row(
+@rule(
+    Row[OptimizerFacts](
         read=attrgetter("pending_steps"),
         category=Category.NO_SYNC_MISUSE,
         cause=lambda seen: (
@@ -262,15 +246,15 @@ kept_back = rule(
             "micro-batch before optimizer.step()."
         ),
         evidence=lambda seen: by_ranks(
-            {
-                r: f"{seen.by_rank[r].pending_steps} of {seen.by_rank[r].steps} steps"
-                for r in seen.culprits
-            }
+            {rank: seen.by_rank[rank] for rank in seen.culprits},
+            lambda e: f"{e.pending_steps} of {e.steps} steps",
         ),
-        is_wrong=any_has,
         whose=those_that_have,
     ),
 )
+def kept_back(context: Context) -> Iterator[_Optimizers]:
+    """Find steps while gradient sync was off."""
+    yield from optimizers(context.facts).values()
 
 
 # -- in a reducer ------------------------------------------------------------------------
@@ -288,11 +272,11 @@ def _say_outside(seen: _Replicas) -> str:
 
 def unwrapped_parameters(context: Context) -> Iterator[Finding]:
     """Find parameters that an optimizer updates and no reducer knows."""
-    for model in context.models:
-        if not by_hand(model, context.collectives):
-            finding = _OUTSIDE.finding(context, model.of)
-            yield from [finding] if finding is not None else []
-            yield from _of_no_model(model, context)
+    for model in _not_by_hand(context):
+        finding = _OUTSIDE.finding(context, model.of)
+        if finding is not None:
+            yield finding
+        yield from _of_no_model(model, context)
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
@@ -306,9 +290,6 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
     evidence=lambda seen: _counts(
         seen, lambda e: f"trains {some(_trained_outside(seen.by_rank, e))}, without a hook"
     ),
-    is_wrong=lambda seen: any(
-        _trained_outside(seen.by_rank, each) for each in seen.by_rank.values()
-    ),
     whose=lambda seen: tuple(
         r for r, each in seen.by_rank.items() if _trained_outside(seen.by_rank, each)
     ),
@@ -318,12 +299,14 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
 def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
     for every in optimizers(context.facts).values():
         of = model.ranks_of(every)
-        if set(of) != set(model.of) or not model.whole:
+        trains_it = all(model.key in optimizer.replicas[:1] for optimizer in of.values())
+        if set(of) != set(model.of) or not model.whole or not trains_it:
             continue
-        if not all(model.key in optimizer.replicas[:1] for optimizer in of.values()):
-            continue
+        # What began with other values on each rank is meant to be its own: experts, clients.
+        own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
+        unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
+        names = [name for name in unlike if name not in own and not _hardly_apart(of, name)]
         # Ranks that exchange anything large may have joined them in a way that is not seen here.
-        names = _apart_by_now(of)
         numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
         if names and not may_have_joined(context.collectives, of, numels):
             yield Finding(
@@ -334,16 +317,6 @@ def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
             )
-
-
-def _apart_by_now(of: _Optimizers) -> tuple[str, ...]:
-    """Return the parameters without DDP that differ between the ranks, and did not at first.
-
-    What began with other values on each rank is meant to be its own: experts, clients.
-    """
-    own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
-    unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
-    return tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
 
 
 def _hardly_apart(of: _Optimizers, name: str) -> bool:
@@ -379,12 +352,32 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         if all(
             _FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values()
         ):
-            models = [model for model in context.models if model.key not in held]
-            yield from (_detached(model, of) for model in models if _as_large(model, of))
+            for model in context.models:
+                if model.key not in held and _as_large(model, of):
+                    yield _detached(
+                        of,
+                        f"of other tensors than the parameters of {model.title}:",
+                        "of the parameters of the model that is trained, after the model was "
+                        "copied, moved or loaded",
+                        {
+                            rank: f", and no optimizer that steps holds parameters of "
+                            f"{model.title}, which had {counted(replica.backwards, 'backward')}"
+                            for rank, replica in model.of.items()
+                        },
+                    )
             # An optimizer that divides its parameters among the ranks may have none on some.
             sharded = {r: context.facts[r].sharded_without_optimizer for r in of}
             if all(e.numels and e.numels == sharded[r] for r, e in of.items()):
-                yield _of_before_sharding(context, of)
+                yield _detached(
+                    of,
+                    "before fully_shard: it holds the tensors that the parameters were,",
+                    "after fully_shard(model)",
+                    {
+                        r: "; sharded parameters of the same sizes are in no optimizer, in "
+                        f"{counted(context.facts[r].backwards, 'backward')}"
+                        for r in of
+                    },
+                )
         elif all(optimizer.unheld for optimizer in of.values()):
             yield _detached_in_part(of)
 
@@ -394,55 +387,31 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
 
     Not all: a part may have been replaced since, such as the head for a new task.
     """
-    numels = [digest.numel for digest in model.first.parameters]
-    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
-    return trained and set(of) == set(model.of) and all(_alike(e, numels) for e in of.values())
-
-
-def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
     # As multisets: many layers have one size.
-    shared = Counter(each.numels) & Counter(numels)
-    return shared.total() * 2 > max(len(each.numels), len(numels))
-
-
-def _detached(model: Model, of: _Optimizers) -> Finding:
-    each = next(iter(of.values()))
-    return Finding(
-        Category.OPTIMIZER_DETACHED,
-        tuple(of),
-        f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
-        f"them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
-        "Make the optimizer of the parameters of the model that is trained, after the model was "
-        "copied, moved or loaded: it keeps the tensors that it was given.",
-        evidence=by_ranks(
-            {
-                rank: f"{_no_gradients(e)}, and no optimizer that steps holds parameters of "
-                f"{model.title}, which had {counted(model.of[rank].backwards, 'backward')}"
-                for rank, e in of.items()
-            }
-        ),
-    )
-
-
-def _no_gradients(each: OptimizerFacts) -> str:
+    sizes = Counter(digest.numel for digest in model.first.parameters)
+    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
     return (
-        f"none of its {len(each.numels)} tensors had a gradient in {each.idle_steps} of "
-        f"{counted(each.steps, 'step')}"
+        trained
+        and set(of) == set(model.of)
+        and all(
+            (Counter(each.numels) & sizes).total() * 2 > max(len(each.numels), sizes.total())
+            for each in of.values()
+        )
     )
 
 
-def _of_before_sharding(context: Context, of: _Optimizers) -> Finding:
+def _detached(of: _Optimizers, made: str, remedy: str, instead: Mapping[int, str]) -> Finding:
     each = next(iter(of.values()))
     return Finding(
         Category.OPTIMIZER_DETACHED,
         tuple(of),
-        f"{each.type} was made before fully_shard: it holds the tensors that the parameters were, "
-        f"none of them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
-        "Make the optimizer after fully_shard(model): it keeps the tensors that it was given.",
+        f"{each.type} was made {made} none of them ever gets a gradient, and its steps change "
+        f"nothing{in_brackets(each.place)}",
+        f"Make the optimizer {remedy}: it keeps the tensors that it was given.",
         evidence=by_ranks(
             {
-                rank: f"{_no_gradients(e)}; sharded parameters of the same sizes are in no "
-                f"optimizer, in {counted(context.facts[rank].backwards, 'backward')}"
+                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+                f"{counted(e.steps, 'step')}{instead[rank]}"
                 for rank, e in of.items()
             }
         ),
@@ -451,29 +420,21 @@ def _of_before_sharding(context: Context, of: _Optimizers) -> Finding:
 
 def _detached_in_part(of: _Optimizers) -> Finding:
     each = next(iter(of.values()))
-    get, they = ("gets", "it is") if len(each.unheld) == 1 else ("get", "they are")
     return Finding(
         Category.OPTIMIZER_DETACHED,
         tuple(of),
-        f"no optimizer holds {some(each.unheld)}, which {get} gradients: {they} never updated; "
+        f"no optimizer holds {some(each.unheld)}, which {agree(each.unheld, 'gets', 'get')} "
+        f"gradients: {agree(each.unheld, 'it is', 'they are')} never updated; "
         f"{each.type} holds as many tensors that are in no model any more{in_brackets(each.place)}",
         "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
         "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
         evidence=by_ranks(
-            {
-                rank: f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
+            of,
+            lambda e: (
+                f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
                 f"{some(e.unheld)} did, and no optimizer holds them"
-                for rank, e in of.items()
-            }
+            ),
         ),
-    )
-
-
-def _say_unheld(seen: _Replicas) -> str:
-    get, they = ("gets", "it is") if len(seen.culprit.unheld) == 1 else ("get", "they are")
-    return (
-        f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which {get} "
-        f"gradients: {they} never updated, though what is before and after is"
     )
 
 
@@ -484,13 +445,16 @@ def _are_forgotten(seen: _Replicas) -> bool:
     return bool(names) and same and not told.issuperset(names)
 
 
-unheld_parameters = rule(
-    "unheld_parameters",
-    _all_models,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("unheld"),
         category=Category.OPTIMIZER_DETACHED,
-        cause=_say_unheld,
+        cause=lambda seen: (
+            f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which "
+            f"{agree(seen.culprit.unheld, 'gets', 'get')} gradients: "
+            f"{agree(seen.culprit.unheld, 'it is', 'they are')} never updated, though what is "
+            "before and after is"
+        ),
         remedy=(
             "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
             "on those that are not, before DistributedDataParallel(model)."
@@ -503,6 +467,9 @@ unheld_parameters = rule(
         whose=everyone,
     ),
 )
+def unheld_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Find parameters that got gradients, and that no optimizer holds."""
+    yield from (model.of for model in context.models)
 
 
 # -- one tensor under two names ----------------------------------------------------------

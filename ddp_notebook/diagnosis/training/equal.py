@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, ne
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import each_with, outvoted
@@ -22,6 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     differing,
     evaluated_together,
     exchanging,
+    flat_sizes,
     optimizers,
     some,
 )
@@ -52,18 +53,6 @@ _RATE = ("lr", "learning_rate")
 _SHOWN_METRICS = 4
 
 
-def _stepping_together(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
-    """Yield the optimizers of one training that made as many steps on all of their ranks.
-
-    Ranks that exchange nothing may try one value each.
-    """
-    for of in _of_one_group(context):
-        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
-        for part in [of] if together else exchanging(context.collectives, of):
-            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
-                yield part
-
-
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     """Yield the optimizers of a run, those of models in groups of their own for each group."""
     # Pipelines and ensembles give each group of ranks a model of its own under one key: there a
@@ -71,8 +60,11 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, optimizer in of.items():
-            own = [m.of for m in context.models if m.key in optimizer.replicas and rank in m.of]
-            groups = [of[rank].group for of in own]
+            groups = [
+                model.of[rank].group
+                for model in context.models
+                if model.key in optimizer.replicas and rank in model.of
+            ]
             apart.setdefault(max(groups, key=len, default=()), {})[rank] = optimizer
         keys = {key for optimizer in of.values() for key in optimizer.replicas}
         models = [model for model in context.models if model.key in keys]
@@ -85,20 +77,12 @@ def _read_other_metrics(of: Mapping[int, OptimizerFacts]) -> bool:
     return () not in metrics and len(set(metrics)) > 1
 
 
-def _whose_rate(seen: Compared[OptimizerFacts]) -> Ranks:
-    if _read_other_metrics(seen.by_rank):
-        return outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
-    return strayed(seen.context.sources, seen.values, _RATE)
-
-
 def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
     rates = {rank: _rates(optimizer) for rank, optimizer in seen.by_rank.items()}
     right = next((rates[rank] for rank in sorted(rates) if rank not in seen.culprits), "")
-    which = f"{rates[seen.culprits[0]]}, others with {right}"
+    which = seen.against(rates, f"others with {right}")
     if _read_other_metrics(seen.by_rank):
         which = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
-    elif not right:
-        which = f"{each_with(rates)}, which of them is meant cannot be told"
     at = in_brackets(seen.culprit.place)
     return f"{seen.culprit.type} steps with learning rate {which}: replicas drift apart{at}"
 
@@ -125,23 +109,8 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
     }
 
 
-def _whose_options(seen: Compared[OptimizerFacts]) -> Ranks:
-    names = {each.partition("=")[0] for own in _own_options(seen).values() for each in own}
-    return strayed(seen.context.sources, seen.values, names)
-
-
-def _say_other_options(seen: Compared[OptimizerFacts]) -> str:
-    texts = {rank: some(own) for rank, own in _own_options(seen).items()}
-    has = f"{texts[seen.culprits[0]]}, and something else on the other ranks"
-    if seen.undecided:
-        has = f"{each_with(texts)}, which of them is meant cannot be told"
-    return f"{seen.culprit.type} has {has}: replicas drift apart{in_brackets(seen.culprit.place)}"
-
-
-learning_rates = rule(
-    "learning_rates",
-    _stepping_together,
-    Row(
+@rule(
+    Row[OptimizerFacts](
         read=attrgetter("lrs"),
         category=Category.REPLICA_DIVERGENCE,
         cause=_say_other_rates,
@@ -150,27 +119,78 @@ learning_rates = rule(
             "that reads a metric needs the same metric (all_reduce it)."
         ),
         evidence=_rates_shown,
-        whose=_whose_rate,
+        is_wrong=differs,
+        whose=lambda seen: (
+            outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
+            if _read_other_metrics(seen.by_rank)
+            else strayed(seen.context.sources, seen.values, _RATE)
+        ),
     ),
-    Row(
+    Row[OptimizerFacts](
         read=attrgetter("options"),
         category=Category.REPLICA_DIVERGENCE,
-        cause=_say_other_options,
+        cause=lambda seen: (
+            f"{seen.culprit.type} has "
+            + seen.against(
+                {rank: some(own) for rank, own in _own_options(seen).items()},
+                "and something else on the other ranks",
+            )
+            + f": replicas drift apart{in_brackets(seen.culprit.place)}"
+        ),
         remedy="Give the optimizer the same options on every rank.",
         evidence=lambda seen: seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
-        is_wrong=lambda seen: (
-            differs(seen) and len({len(own) for own in seen.values.values()}) == 1
+        is_wrong=lambda seen: differs(seen) and len(set(map(len, seen.values.values()))) == 1,
+        whose=lambda seen: strayed(
+            seen.context.sources,
+            seen.values,
+            {each.partition("=")[0] for own in _own_options(seen).values() for each in own},
         ),
-        whose=_whose_options,
     ),
 )
+def learning_rates(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """Compare the optimizers of one training that made as many steps on all of their ranks.
+
+    Ranks that exchange nothing may try one value each.
+    """
+    for of in _of_one_group(context):
+        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
+        for part in [of] if together else exchanging(context.collectives, of):
+            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
+                yield part
 
 
 # -- settings that change what is computed -----------------------------------------------
 
 
-def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
-    """Yield the first setting (``name=value``) in which ranks that train one model differ."""
+def _whose_setting(seen: Compared[str]) -> Ranks:
+    last = _setting(seen).rpartition(".")[2].removesuffix("()")
+    what = last.removeprefix("get_").removeprefix("are_").removesuffix("_enabled")
+    return strayed(seen.context.sources, seen.values, (last, f"set_{what}", f"use_{what}"))
+
+
+def _setting(seen: Compared[str]) -> str:
+    return seen.by_rank[min(seen.by_rank)].partition("=")[0]
+
+
+@rule(
+    Row[str](
+        read=lambda setting: setting,
+        category=Category.NUMERICS_MISMATCH,
+        cause=lambda seen: (
+            f"{_setting(seen)} is "
+            + seen.against(
+                {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()},
+                "and something else on other ranks",
+            )
+            + ": they compute with other precision"
+        ),
+        remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
+        evidence=lambda seen: seen.lines(lambda setting: setting),
+        whose=_whose_setting,
+    ),
+)
+def other_precision(context: Context) -> Iterator[dict[int, str]]:
+    """Compare ranks that train one model in the first setting (``name=value``) that differs."""
     for model in context.models:
         settings = {
             rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
@@ -187,52 +207,15 @@ def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
                 return
 
 
-def _whose_setting(seen: Compared[str]) -> Ranks:
-    last = _setting(seen).rpartition(".")[2].removesuffix("()")
-    what = last.removeprefix("get_").removeprefix("are_").removesuffix("_enabled")
-    return strayed(seen.context.sources, seen.values, (last, f"set_{what}", f"use_{what}"))
-
-
-def _setting(seen: Compared[str]) -> str:
-    return seen.by_rank[min(seen.by_rank)].partition("=")[0]
-
-
-def _say_other_setting(seen: Compared[str]) -> str:
-    values = {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()}
-    what = f"is {values[seen.culprits[0]]}, and something else on other ranks"
-    if seen.undecided:
-        what = f"is {each_with(values)}, which of them is meant cannot be told"
-    return f"{_setting(seen)} {what}: they compute with other precision"
-
-
-other_precision = rule(
-    "other_precision",
-    _first_other_setting,
-    Row(
-        read=lambda setting: setting,
-        category=Category.NUMERICS_MISMATCH,
-        cause=_say_other_setting,
-        remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
-        evidence=lambda seen: seen.lines(lambda setting: setting),
-        whose=_whose_setting,
-    ),
-)
-
-
 # -- buffers and statistics --------------------------------------------------------------
-
-
-def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models:
-        yield model.of
 
 
 def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
     # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
-    sent = not model.whole or any(replica.broadcast_buffers for replica in of.values())
-    if sent or len(of) < 2 or not all(replica.steps for replica in of.values()):
+    stepped = all(replica.steps for replica in of.values())
+    if model.sends_buffers or not model.replicated or not stepped:
         return ()
     found = differing({rank: replica.buffers for rank, replica in of.items()})
     return tuple(name for name in found if name not in model.first.batch_buffers)
@@ -247,17 +230,15 @@ def _say_other_order(seen: Compared[ReplicaFacts]) -> str:
     )
 
 
-buffers = rule(
-    "buffers",
-    _with_ddp,
-    Row(
+@rule(
+    Row[ReplicaFacts](
         read=attrgetter("buffer_order"),
         category=Category.BUFFER_SYNC,
         cause=_say_other_order,
         remedy="Register the same buffers in the same order on every rank.",
         evidence=lambda seen: seen.lines(lambda replica: some(replica.buffer_order or ("none",))),
     ),
-    Row(
+    Row[ReplicaFacts](
         read=attrgetter("buffers"),
         category=Category.BUFFER_SYNC,
         cause=lambda seen: (
@@ -273,16 +254,9 @@ buffers = rule(
     ),
     most=1,
 )
-
-
-def _first_own_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
-    """Yield the first evaluation of each model in which ranks have statistics of their own."""
-    for model in context.models:
-        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
-            continue
-        apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
-        if apart:
-            yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
+def buffers(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    """Compare the buffers of each model."""
+    yield from (model.of for model in context.models)
 
 
 @dataclass(frozen=True)
@@ -300,10 +274,8 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
 
 # https://github.com/huggingface/pytorch-image-models/issues/110
 # https://github.com/facebookresearch/detectron2/issues/5398
-other_statistics = rule(
-    "other_statistics",
-    _first_own_statistics,
-    Row(
+@rule(
+    Row[_Evaluated](
         read=lambda each: each.evaluation.statistics,
         category=Category.BUFFER_SYNC,
         cause=lambda seen: (
@@ -322,6 +294,12 @@ other_statistics = rule(
         whose=everyone,
     ),
 )
+def other_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
+    """Compare the first evaluation of each model in which ranks have statistics of their own."""
+    for model in context.models:
+        apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
+        if apart and model.whole and not model.sends_buffers:
+            yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
 
 
 # -- what ranks read ---------------------------------------------------------------------
@@ -341,22 +319,8 @@ def _divided_among(context: Context) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _samplers(context: Context) -> Iterator[dict[int, SamplerFacts]]:
-    yield from by_key(context.facts, lambda run: run.samplers).values()
-
-
 def _is_divided_among_all(seen: Compared[SamplerFacts]) -> bool:
     return _divided_among(seen.context) == len(seen.by_rank) > 0
-
-
-def _wrongly_divided(seen: Compared[SamplerFacts]) -> Ranks:
-    size = _divided_among(seen.context)
-    return tuple(rank for rank, number in seen.values.items() if number != size)
-
-
-def _other_ranks_shards(seen: Compared[SamplerFacts]) -> Ranks:
-    own = {rank: place for place, rank in enumerate(sorted(seen.by_rank))}
-    return tuple(rank for rank, shard in seen.values.items() if shard != own[rank])
 
 
 def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
@@ -367,32 +331,17 @@ def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     divided = {sampler.num_replicas for sampler in seen.by_rank.values()} == {size}
     if not divided or size != max(2, len(seen.by_rank)) or len(data) > 1 or "" in {*data, *orders}:
         return False
-    return any(_is_other_order(orders[0], order) for order in orders)
-
-
-def _is_other_order(one: str, other: str) -> bool:
-    """True where all lists of a data set are in another order, or another part is taken of them.
-
-    A list of which that alone is so may be drawn at random on purpose, beside the data.
-    """
-    (mine, *part), (theirs, *other_part) = one.split("|"), other.split("|")
-    lists = list(zip(mine.split(), theirs.split(), strict=False))
-    return part != other_part or all(a != b for a, b in lists)
-
-
-def _whose_seed(seen: Compared[SamplerFacts]) -> Ranks:
-    # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
-    counts_up = len({seed - rank for rank, seed in seen.values.items()}) == 1
-    return everyone(seen) if counts_up else strayed(seen.context.sources, seen.values, ("seed",))
+    # All lists of a data set must be in another order: one alone may be drawn at random on purpose,
+    # beside the data.
+    (first, *part), *others = (order.split("|") for order in orders)
+    return any(
+        part != other_part or all(map(ne, first.split(), other.split()))
+        for other, *other_part in others
+    )
 
 
 def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
     return {r: each for r, each in seen.by_rank.items() if each.shuffle and len(each.epochs) > 1}
-
-
-def _same_each_time(seen: Compared[SamplerFacts]) -> Ranks:
-    shuffled = _shuffled(seen)
-    return tuple(rank for rank, sampler in shuffled.items() if len(set(sampler.epochs)) == 1)
 
 
 def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
@@ -404,11 +353,6 @@ def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
     )
 
 
-def _are_other_epochs(seen: Compared[SamplerFacts]) -> bool:
-    epochs = [sampler.epochs for sampler in _shuffled(seen).values()]
-    return len({len(own) for own in epochs}) == 1 and len(set(epochs)) > 1
-
-
 def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
     for rank, sampler in _shuffled(seen).items():
         yield f"rank {rank}: epochs {', '.join(map(str, sampler.epochs[:8]))}"
@@ -416,10 +360,8 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
 
 # https://github.com/pytorch/pytorch/issues/31771
 # https://github.com/kan-bayashi/ParallelWaveGAN/issues/177
-sampler_misuse = rule(
-    "sampler_misuse",
-    _samplers,
-    Row(
+@rule(
+    Row[SamplerFacts](
         read=attrgetter("num_replicas"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -430,10 +372,12 @@ sampler_misuse = rule(
             f"Leave num_replicas and rank out, or give num_replicas={len(seen.by_rank)}."
         ),
         evidence=lambda seen: seen.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
-        is_wrong=lambda seen: _is_divided_among_all(seen) and bool(_wrongly_divided(seen)),
-        whose=_wrongly_divided,
+        is_wrong=_is_divided_among_all,
+        whose=lambda seen: tuple(
+            rank for rank, number in seen.values.items() if number != len(seen.by_rank)
+        ),
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("rank"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -445,9 +389,11 @@ sampler_misuse = rule(
         is_wrong=lambda seen: (
             _is_divided_among_all(seen) and len(set(seen.values.values())) < len(seen.by_rank)
         ),
-        whose=_other_ranks_shards,
+        whose=lambda seen: tuple(
+            rank for own, (rank, shard) in enumerate(sorted(seen.values.items())) if shard != own
+        ),
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("order"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -463,7 +409,7 @@ sampler_misuse = rule(
         evidence=lambda seen: seen.lines(lambda e: f"order {e.order} of {e.length} samples"),
         is_wrong=_is_of_other_order,
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("seed"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -475,18 +421,24 @@ sampler_misuse = rule(
         is_wrong=lambda seen: (
             differs(seen) and all(sampler.shuffle for sampler in seen.by_rank.values())
         ),
-        whose=_whose_seed,
+        # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
+        whose=lambda seen: (
+            everyone(seen)
+            if len({seed - rank for rank, seed in seen.values.items()}) == 1
+            else strayed(seen.context.sources, seen.values, ("seed",))
+        ),
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("epochs"),
         category=Category.SAMPLER_MISUSE,
         cause=_say_same_epoch,
         remedy="Call sampler.set_epoch(epoch) before each epoch's loop.",
         evidence=_epochs_shown,
-        is_wrong=lambda seen: bool(_same_each_time(seen)),
-        whose=_same_each_time,
+        whose=lambda seen: tuple(
+            rank for rank, sampler in _shuffled(seen).items() if len(set(sampler.epochs)) == 1
+        ),
     ),
-    Row(
+    Row[SamplerFacts](
         read=attrgetter("epochs"),
         category=Category.SAMPLER_MISUSE,
         cause=lambda seen: (
@@ -495,66 +447,52 @@ sampler_misuse = rule(
         ),
         remedy="Call sampler.set_epoch(epoch) with the same epoch on every rank.",
         evidence=_epochs_shown,
-        is_wrong=_are_other_epochs,
+        is_wrong=lambda seen: len({len(each.epochs) for each in _shuffled(seen).values()}) == 1,
         whose=lambda seen: outvoted({r: each.epochs for r, each in _shuffled(seen).items()}),
     ),
     most=1,
 )
+def sampler_misuse(context: Context) -> Iterator[dict[int, SamplerFacts]]:
+    """Compare the DistributedSamplers that ranks have under one key."""
+    yield from by_key(context.facts, lambda run: run.samplers).values()
 
 
-def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:
-    """Yield the loaders that all ranks have whose data are to be divided, all inputs known."""
-    size = _divided_among(context)
-    for of in by_key(context.facts, lambda run: run.loaders).values():
-        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
-            yield of
-
-
-def _say_same_batches(seen: Compared[LoaderFacts]) -> str:
-    each = seen.culprit
-    why = f"the DataLoader has a {each.sampler} and no DistributedSampler"
-    if each.stream:
-        why = f"{each.stream}, an IterableDataset, is not divided among the ranks"
-    elif each.sampler not in _PLAIN:
-        why = f"the DataLoader's {each.sampler} draws the same samples on each of them"
-    return f"every rank trains on the same batches: {why}{in_brackets(each.place)}"
-
-
-def _how_to_divide(seen: Compared[LoaderFacts]) -> str:
-    each = seen.culprit
-    if each.stream:
+def _undivided(loader: LoaderFacts) -> tuple[str, str]:
+    """Return why all ranks read the same, and what to do."""
+    if loader.stream:
         return (
-            f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
-            "from dist.get_rank() on (and of these a part for each worker)."
+            f"{loader.stream}, an IterableDataset, is not divided among the ranks",
+            f"Have {loader.stream}.__iter__ yield a part for each rank: every world-size-th "
+            "sample, from dist.get_rank() on (and of these a part for each worker).",
         )
-    if each.sampler not in _PLAIN:
+    if loader.sampler not in _PLAIN:
         return (
+            f"the DataLoader's {loader.sampler} draws the same samples on each of them",
             "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
-            "every world-size-th of its samples, from dist.get_rank() on."
+            "every world-size-th of its samples, from dist.get_rank() on.",
         )
-    return "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=."
-
-
-def _same_inputs_shown(seen: Compared[LoaderFacts]) -> Iterator[str]:
-    yield (
-        f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
-        f"{name_ranks(seen.by_rank)}"
+    return (
+        f"the DataLoader has a {loader.sampler} and no DistributedSampler",
+        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
     )
-    if seen.culprit.length:
-        yield f"the data set has {seen.culprit.length} samples"
 
 
 # https://github.com/huggingface/datasets/issues/5360
 # https://github.com/Lightning-AI/pytorch-lightning/issues/15734
-same_batches = rule(
-    "same_batches",
-    _loaders,
-    Row(
+@rule(
+    Row[LoaderFacts](
         read=attrgetter("inputs"),
         category=Category.SAMPLER_MISUSE,
-        cause=_say_same_batches,
-        remedy=_how_to_divide,
-        evidence=_same_inputs_shown,
+        cause=lambda seen: (
+            f"every rank trains on the same batches: {_undivided(seen.culprit)[0]}"
+            f"{in_brackets(seen.culprit.place)}"
+        ),
+        remedy=lambda seen: _undivided(seen.culprit)[1],
+        evidence=lambda seen: [
+            f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
+            f"{name_ranks(seen.by_rank)}",
+            *([f"the data set has {seen.culprit.length} samples"] if seen.culprit.length else []),
+        ],
         # One batch alone may be meant to be the same on all ranks.
         is_wrong=lambda seen: (
             not differs(seen) and len(set(seen.by_rank[min(seen.by_rank)].inputs)) >= _FEWEST_INPUTS
@@ -562,6 +500,12 @@ same_batches = rule(
         whose=everyone,
     ),
 )
+def same_batches(context: Context) -> Iterator[dict[int, LoaderFacts]]:
+    """Compare the loaders that all ranks have whose data are to be divided, all inputs known."""
+    size = _divided_among(context)
+    for of in by_key(context.facts, lambda run: run.loaders).values():
+        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
+            yield of
 
 
 # -- random numbers ----------------------------------------------------------------------
@@ -579,36 +523,15 @@ class _Drawing:
     starts: tuple[StepStart, ...]
 
 
-def _drawing_for_their_own(context: Context) -> Iterator[dict[int, _Drawing]]:
-    """Yield the replicas of models whose code draws numbers for samples that no other rank has.
-
-    That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
-    their own parts of it. So the code must say that they are drawn for the rank's own batch.
-    """
-    for model in context.models:
-        place, starts = model.first.start_place, [each.starts for each in model.of.values()]
-        rows = list(zip(*starts, strict=False)) if len(starts) > 1 and model.whole else []
-        own = sum(map(_are_drawn_for_own_inputs, rows))
-        draw = draw_around(context.sources, place) if own >= _FEWEST_DRAWS and place else ""
-        if draw:
-            yield {r: _Drawing(model, draw, own, each.starts) for r, each in model.of.items()}
-
-
 def _are_drawn_for_own_inputs(row: tuple[StepStart, ...]) -> bool:
     inputs = {start.input for start in row}
     return all(start.drew and start.input for start in row) and len(inputs) == len(row)
 
 
-def _draw_the_same(seen: Compared[_Drawing]) -> bool:
-    return all(len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False))
-
-
 # https://github.com/Robbyant/lingbot-vla-v2/issues/41
 # https://github.com/huggingface/accelerate/issues/236
-same_draws = rule(
-    "same_draws",
-    _drawing_for_their_own,
-    Row(
+@rule(
+    Row[_Drawing](
         read=lambda drawing: tuple(start.random for start in drawing.starts),
         category=Category.RNG_MISMATCH,
         cause=lambda seen: (
@@ -625,10 +548,26 @@ same_draws = rule(
             f"{name_ranks(seen.by_rank)}",
             "the model got other samples on each of them",
         ],
-        is_wrong=_draw_the_same,
+        is_wrong=lambda seen: all(
+            len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False)
+        ),
         whose=everyone,
     ),
 )
+def same_draws(context: Context) -> Iterator[dict[int, _Drawing]]:
+    """Compare what models draw with whose code draws numbers for samples that no other rank has.
+
+    That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
+    their own parts of it. So the code must say that they are drawn for the rank's own batch.
+    """
+    for model in context.models:
+        place = model.first.start_place
+        if place is None or not model.replicated:
+            continue
+        rows = zip(*(replica.starts for replica in model.of.values()), strict=False)
+        own = sum(map(_are_drawn_for_own_inputs, rows))
+        if own >= _FEWEST_DRAWS and (draw := draw_around(context.sources, place)):
+            yield {r: _Drawing(model, draw, own, each.starts) for r, each in model.of.items()}
 
 
 # -- ranks that hold parts of one model --------------------------------------------------
@@ -664,24 +603,6 @@ def _inputs_of(facts: RunFacts) -> tuple[Input, ...]:
     return facts.split.forwards[0].inputs if facts.split.forwards else ()
 
 
-def _holding_parts(context: Context) -> Iterator[dict[int, _Fed]]:
-    """Yield what ranks got that are known to compute together, in the steps in which it differs.
-
-    DTensor was told that a tensor is the same there, and it is not; or they add up their parts of
-    layers, and come to other losses.
-    """
-    facts = context.facts
-    claimed = {claim.ranks for run in facts.values() for claim in run.split.claims}
-    for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
-        of = {rank: facts[rank] for rank in ranks}
-        if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
-            yield _fed(of, "DTensor was told that a tensor is the same there")
-    for ranks in summed(context):
-        of = {rank: facts[rank] for rank in ranks}
-        if _come_to_other_losses(of):
-            yield _fed(of, "they add up their parts of layers")
-
-
 def _fed(of: Mapping[int, RunFacts], why: str) -> dict[int, _Fed]:
     steps = list(_steps_with_other_inputs(of))
     places = (e.place for run in of.values() for e in run.split.forwards if e.place)
@@ -712,8 +633,7 @@ def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
     if len({len(row) for row in rows}) != 1:
         return False
     return any(
-        len({e.place for e in claims}) == 1
-        and any(differ(claims[0].tensor, e.tensor) for e in claims[1:])
+        len({e.place for e in claims}) == 1 and differ(*(e.tensor for e in claims))
         for claims in zip(*rows, strict=True)
     )
 
@@ -748,8 +668,8 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
     # By sizes, since no name says it: gradients that are averaged have the sizes of parameters.
     collectives = context.collectives
-    held = [optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers]
-    sizes = {numel for numels in held for numel in (*numels, sum(numels))}
+    held = (optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers)
+    sizes = flat_sizes(held)
 
     def is_of_batch(record: Collective) -> bool:
         # What DDP's reducer calls is known: in a backward it averages gradients, so that these
@@ -768,10 +688,8 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
     )
 
 
-other_inputs = rule(
-    "other_inputs",
-    _holding_parts,
-    Row(
+@rule(
+    Row[_Fed](
         read=attrgetter("inputs"),
         category=Category.REPLICA_INPUT_MISMATCH,
         cause=lambda seen: (
@@ -787,39 +705,25 @@ other_inputs = rule(
             f"{name_ranks(seen.by_rank)}: {seen.culprit.why}, and the model's inputs differ in "
             f"{len(seen.culprit.inputs)} of the first training steps"
         ],
-        is_wrong=lambda seen: (
-            differs(seen) and len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS
-        ),
+        is_wrong=lambda seen: len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS,
     ),
 )
+def other_inputs(context: Context) -> Iterator[dict[int, _Fed]]:
+    """Compare what ranks got that are known to compute together, in steps in which it differs.
 
-
-def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
-    """Yield ranks with parts of one model, the same samples, dropout, and copies that drift apart.
-
-    What is split may be dropped otherwise on each rank: then nothing drifts.
+    DTensor was told that a tensor is the same there, and it is not; or they add up their parts of
+    layers, and come to other losses.
     """
-    copies: dict[tuple[Ranks, str], dict[int, Copy]] = {}
-    for rank, run in sorted(context.facts.items()):
-        for copy in run.split.copies:
-            copies.setdefault((copy.ranks, copy.name), {})[rank] = copy
-    apart: dict[Ranks, list[dict[int, Copy]]] = {}
-    for (ranks, _), of in copies.items():
-        # Copies of ranks that have data of their own are averaged, or not, by data parallelism: why
-        # those drift other rules say.
-        shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
-        ends = [copy.end for copy in of.values()]
-        drifted = any(differ(ends[0], end) for end in ends[1:])
-        if set(of) == set(ranks) and drifted and not shares_data and _may_be_alike(context, of):
-            apart.setdefault(ranks, []).append(of)
-    for ranks, those in apart.items():
-        runs = {rank: context.facts[rank] for rank in ranks}
-        begins = [[copy.begin for copy in of.values()] for of in those]
-        # Copies that began apart were never one, and dropout is not what parted them.
-        began = not any(differ(row[0], begin) for row in begins for begin in row[1:])
-        drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
-        if began and drops and _got_the_same(runs):
-            yield runs
+    facts = context.facts
+    claimed = {claim.ranks for run in facts.values() for claim in run.split.claims}
+    for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
+        of = {rank: facts[rank] for rank in ranks}
+        if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
+            yield _fed(of, "DTensor was told that a tensor is the same there")
+    for ranks in summed(context):
+        of = {rank: facts[rank] for rank in ranks}
+        if _come_to_other_losses(of):
+            yield _fed(of, "they add up their parts of layers")
 
 
 def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
@@ -838,16 +742,8 @@ def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
     return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
 
 
-def _draw_otherwise(seen: Compared[RunFacts]) -> bool:
-    """True where random numbers are known, and not the same before any of the forwards."""
-    rows = zip(*seen.values.values(), strict=True)
-    return all("" not in row and len(set(row)) > 1 for row in rows)
-
-
-other_draws = rule(
-    "other_draws",
-    _dropping_apart,
-    Row(
+@rule(
+    Row[RunFacts](
         read=lambda run: tuple(each.random for each in _inputs_of(run)),
         category=Category.RNG_MISMATCH,
         cause=lambda seen: (
@@ -864,7 +760,34 @@ other_draws = rule(
             f"{len(_inputs_of(seen.culprit))} training forwards",
             "the model's inputs were the same there, and it has dropout",
         ],
-        is_wrong=_draw_otherwise,
+        # Random numbers must be known, and be other ones before each of the forwards.
+        is_wrong=lambda seen: all(
+            "" not in row and len(set(row)) > 1 for row in zip(*seen.values.values(), strict=True)
+        ),
         whose=everyone,
     ),
 )
+def other_draws(context: Context) -> Iterator[dict[int, RunFacts]]:
+    """Compare ranks with parts of one model, the same samples, dropout, and copies that drift.
+
+    What is split may be dropped otherwise on each rank: then nothing drifts.
+    """
+    copies: dict[tuple[Ranks, str], dict[int, Copy]] = {}
+    for rank, run in sorted(context.facts.items()):
+        for copy in run.split.copies:
+            copies.setdefault((copy.ranks, copy.name), {})[rank] = copy
+    apart: dict[Ranks, list[dict[int, Copy]]] = {}
+    for (ranks, _), of in copies.items():
+        # Copies of ranks that have data of their own are averaged, or not, by data parallelism: why
+        # those drift other rules say.
+        shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
+        drifted = differ(*(copy.end for copy in of.values()))
+        if set(of) == set(ranks) and drifted and not shares_data and _may_be_alike(context, of):
+            apart.setdefault(ranks, []).append(of)
+    for ranks, those in apart.items():
+        runs = {rank: context.facts[rank] for rank in ranks}
+        # Copies that began apart were never one, and dropout is not what parted them.
+        began = not any(differ(*(copy.begin for copy in of.values())) for of in those)
+        drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
+        if began and drops and _got_the_same(runs):
+            yield runs

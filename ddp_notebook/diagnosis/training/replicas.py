@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -76,11 +76,20 @@ class Model:
         return all(replica.group_size == len(self.of) for replica in self.of.values())
 
     @property
+    def replicated(self) -> bool:
+        """Several ranks have it, and are one group."""
+        return self.whole and len(self.of) > 1
+
+    @property
+    def sends_buffers(self) -> bool:
+        """DDP sends rank 0's buffers to the others before each forward."""
+        return any(replica.broadcast_buffers for replica in self.of.values())
+
+    @property
     def diverged(self) -> tuple[str, ...]:
         """Parameters that are not the same on all ranks, though they must be."""
-        if not self.whole or len(self.of) < 2:
-            return ()
-        return differing({rank: replica.parameters for rank, replica in self.of.items()})
+        of = {rank: replica.parameters for rank, replica in self.of.items()}
+        return differing(of) if self.replicated else ()
 
     @property
     def apart(self) -> tuple[str, ...]:
@@ -94,7 +103,7 @@ class Model:
 
     def counts(self, ranks: Iterable[int], text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
         """Return what a replica of each of these ranks has counted, as lines of evidence."""
-        return by_ranks({rank: text(self.of[rank]) for rank in ranks})
+        return by_ranks({rank: self.of[rank] for rank in ranks}, text)
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -138,48 +147,53 @@ def by_key(
 
 def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
     """Names of tensors that all ranks have and that are not the same on all of them."""
-    named = [{digest.name: digest for digest in of} for of in tensors.values()]
-    first, others = named[0], named[1:]
-    return tuple(
-        name
-        for name, mine in first.items()
-        if all(name in other for other in others)
-        and any(differ(mine, other[name]) for other in others)
-    )
+    first, *others = ({digest.name: digest for digest in of} for of in tensors.values())
+    shared = [name for name in first if all(name in other for other in others)]
+    return tuple(name for name in shared if differ(first[name], *(of[name] for of in others)))
 
 
-def differ(a: TensorDigest, b: TensorDigest) -> bool:
-    """True when two tensors are not the same, beyond what rounding makes of it."""
+def differ(a: TensorDigest, *others: TensorDigest) -> bool:
+    """True when tensors are not the same, beyond what rounding makes of it."""
     # Equal hashes end it; other hashes prove nothing, since ranks on unlike machines round sums in
     # another order. So norms and samples decide, where there are some, by what rounding may do.
-    if a.numel != b.numel or a.finite != b.finite:
-        return True
-    if not a.finite or (a.hash and a.hash == b.hash):
-        return False
-    if a.norm is None or b.norm is None:
-        return a.hash != b.hash or a.sample != b.sample
-    largest = max(a.norm, b.norm)
-    usual = largest / math.sqrt(max(1, a.numel))
-    return abs(a.norm - b.norm) > _ROUNDING * largest or any(
-        x is not None and y is not None and abs(x - y) > _ROUNDING * max(usual, abs(x), abs(y))
-        for x, y in zip(a.sample, b.sample, strict=False)
-    )
+    for b in others:
+        if a.numel != b.numel or a.finite != b.finite:
+            return True
+        if not a.finite or (a.hash and a.hash == b.hash):
+            continue
+        if a.norm is None or b.norm is None:
+            if a.hash != b.hash or a.sample != b.sample:
+                return True
+            continue
+        largest = max(a.norm, b.norm)
+        usual = largest / math.sqrt(max(1, a.numel))
+        if abs(a.norm - b.norm) > _ROUNDING * largest or any(
+            x is not None and y is not None and abs(x - y) > _ROUNDING * max(usual, abs(x), abs(y))
+            for x, y in zip(a.sample, b.sample, strict=False)
+        ):
+            return True
+    return False
 
 
 def by_hand(model: Model, collectives: Collectives) -> bool:
     """The ranks exchange what has the size of this model's parameters, without DDP."""
+    sizes = flat_sizes([[digest.numel for digest in model.first.parameters]])
+    return any(
+        _averages(record, sizes) for records in collectives.of.values() for record in records
+    )
+
+
+def flat_sizes(held: Iterable[Sequence[int]]) -> set[int]:
+    """Return the sizes of tensors, and of all those of a list in one flat tensor."""
+    return {numel for numels in held for numel in (*numels, sum(numels))}
+
+
+def _averages(record: Collective, sizes: Collection[int]) -> bool:
+    """True of a call by hand that averages one tensor of these sizes, or several tensors."""
     # By sizes: what code averages has the size of a parameter, or of all in one flat tensor. A loss
     # or a metric has one value, and proves nothing.
-    sizes = {digest.numel for digest in model.first.parameters}
-    sizes.add(sum(digest.numel for digest in model.first.parameters))
-    return any(
-        record.part is None
-        and record.operation in AVERAGING
-        and (record.numel in sizes or record.tensors > 1)
-        and record.numel > 1
-        for records in collectives.of.values()
-        for record in records
-    )
+    fits = record.numel > 1 and (record.numel in sizes or record.tensors > 1)
+    return fits and record.part is None and record.operation in AVERAGING
 
 
 def exchanging(
@@ -192,27 +206,16 @@ def exchanging(
     """
     if not collectives.of:
         return [dict(of)]
-    sizes = {
-        numel for optimizer in of.values() for numel in (*optimizer.numels, sum(optimizer.numels))
-    } - {1}
+    sizes = flat_sizes(optimizer.numels for optimizer in of.values())
     # Groups that share a rank train together: a mesh's rows join through its columns.
     parts: list[set[int]] = []
     for rank in of:
-        for group in _groups_for(collectives, rank, sizes):
+        for group in {r.group for r in collectives.of.get(rank, ()) if _averages(r, sizes)}:
             met = {rank, *(set(collectives.groups.get(group, of)) & set(of))}
             overlapping = [part for part in parts if not part.isdisjoint(met)]
             parts = [part for part in parts if part.isdisjoint(met)]
             parts.append(met.union(*overlapping))
     return [{rank: of[rank] for rank in sorted(part)} for part in parts]
-
-
-def _groups_for(collectives: Collectives, rank: int, sizes: Collection[int]) -> set[str]:
-    """The groups in which a rank exchanges by hand what has one of these sizes."""
-    return {
-        r.group
-        for r in collectives.of.get(rank, ())
-        if (r.numel in sizes or r.tensors > 1) and r.part is None and r.operation in AVERAGING
-    }
 
 
 def may_have_joined(
@@ -222,17 +225,15 @@ def may_have_joined(
 
     Or what is computed with them: anything larger than a few metrics.
     """
+    fewest_of_object = 2 * sum(numels)  # its values take two bytes each, or more
+    by_hand = (r for rank in ranks for r in collectives.of.get(rank, ()) if r.part is None)
     return any(
-        r.part is None and r.backwards and (r.numel > 1) and _may_hold(r, numels)
-        for rank in ranks
-        for r in collectives.of.get(rank, ())
+        r.numel >= fewest_of_object
+        if r.dtype.endswith("uint8")
+        else r.numel > _FEW_METRICS or r.numel in numels
+        for r in by_hand
+        if r.backwards and r.numel > 1
     )
-
-
-def _may_hold(record: Collective, numels: Collection[int]) -> bool:
-    if record.dtype.endswith("uint8"):  # an object: its values take two bytes each, or more
-        return record.numel >= 2 * sum(numels)
-    return record.numel > _FEW_METRICS or record.numel in numels
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

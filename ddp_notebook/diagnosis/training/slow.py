@@ -12,10 +12,10 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Remark, StepPart, StepTimes, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, by_value, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
@@ -34,13 +34,18 @@ def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
     """A finding for ranks that are slow; none if no rank is, or too little is known."""
     # Ranks of one host alone: a machine that is slower on the whole is no rank's doing, and clocks
     # and cores of two hosts cannot be compared.
-    together: dict[tuple[str, str], dict[int, StepTimes]] = {}
-    for rank, of_rank in sorted(times.items()):
-        if of_rank.key:
-            together.setdefault((of_rank.host, of_rank.key), {})[rank] = of_rank
-    return tuple(
-        remark for ranks in together.values() if len(ranks) > 1 for remark in _of_group(ranks)
-    )
+    together = by_value({rank: (of.host, of.key) for rank, of in times.items() if of.key})
+    remarks = []
+    for ranks, _ in together:
+        steps = _side_by_side({rank: times[rank] for rank in ranks})
+        if steps is None:
+            continue
+        for rank in steps.ranks:
+            late = [found for part in _PARTS if (found := _late(steps, rank, part)) is not None]
+            if late:
+                worst = max(late, key=lambda each: each.late_us * each.share)
+                remarks.append(_remark(worst, steps, times[rank]))
+    return tuple(remarks)
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,6 @@ class _Steps:
     parts: Mapping[str, Mapping[int, Sequence[float]]]
     """By part of the step, how much longer each rank took than the others, in us."""
 
-    @property
-    def count(self) -> int:
-        return len(self.more_waiting[self.ranks[0]])
-
     def awaited(self, rank: int) -> list[float]:
         """By step, for how long the others waited that this rank did not wait, in us."""
         return [-each for each in self.more_waiting[rank]]
@@ -77,20 +78,13 @@ class _Late:
     share: float
 
 
-def _of_group(times: Mapping[int, StepTimes]) -> Iterable[Remark]:
-    steps = _side_by_side(times)
-    if steps is None:
-        return
-    for rank in steps.ranks:
-        late = [found for part in _PARTS if (found := _late(steps, rank, part)) is not None]
-        if late:
-            yield _remark(max(late, key=lambda each: each.late_us * each.share), steps, times[rank])
-
-
 def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
-    """The steps that all ranks have, without the first ones; None for too few."""
-    common = _common(times)
-    if len(common) < FEWEST_STEPS:
+    """The steps that all ranks have, without the first ones; None for too few, or for one rank."""
+    numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
+    newest = max(FEWEST_STEPS, 60_000 // len(times))
+    # Steps at the begin of a run: memory is new, and DDP makes its buckets anew.
+    common = [number for number in sorted(numbers) if number >= 3][-newest:]
+    if len(times) < 2 or len(common) < FEWEST_STEPS:
         return None
     by_number = {rank: {row.number: row for row in of.rows} for rank, of in times.items()}
     rows = {rank: [of[number] for number in common] for rank, of in by_number.items()}
@@ -111,14 +105,6 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
             for at, part in enumerate(_PARTS)
         },
     )
-
-
-def _common(times: Mapping[int, StepTimes]) -> list[int]:
-    """The numbers of the newest steps that all ranks have."""
-    numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
-    newest = max(FEWEST_STEPS, 60_000 // len(times))
-    # Steps at the begin of a run: memory is new, and DDP makes its buckets anew.
-    return [number for number in sorted(numbers) if number >= 3][-newest:]
 
 
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
@@ -253,16 +239,16 @@ def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
         f"longer than the others (a step takes {_ms(steps.step_us)}), while it is "
         f"{_where(late.part, times)}. {held_up}".rstrip()
     )
-    return Remark(KIND, (late.rank,), text, tuple(_evidence(late, steps)))
-
-
-def _evidence(late: _Late, steps: _Steps) -> Iterable[str]:
+    evidence = []
     for part in _PARTS:
         more_us = statistics.median(steps.parts[part][late.rank])
         if abs(more_us) >= _LEAST_US / 5 or part == late.part:
             sign = "longer" if more_us >= 0 else "shorter"
-            yield f"{_NAMES[part]}: {_ms(abs(more_us))} {sign} than the others, in the median"
-    yield f"{steps.count} steps of {name_ranks(steps.ranks)} were compared"
+            evidence.append(
+                f"{_NAMES[part]}: {_ms(abs(more_us))} {sign} than the others, in the median"
+            )
+    evidence.append(f"{len(awaited)} steps of {name_ranks(steps.ranks)} were compared")
+    return Remark(KIND, (late.rank,), text, tuple(evidence))
 
 
 _NAMES = {

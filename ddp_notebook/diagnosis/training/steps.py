@@ -22,10 +22,8 @@ from ddp_notebook.model import (
     Category,
     EvaluationFacts,
     Finding,
-    FunctionalFacts,
     OptimizerFacts,
     Place,
-    ReplicaFacts,
     RunFacts,
     WorkFacts,
     counted,
@@ -52,7 +50,22 @@ def unwaited(context: Context) -> Iterator[Finding]:
             if work.written or work.stepped:
                 lines.setdefault((str(work.place), work.operation), {})[rank] = work
     yield from map(_misused, lines.values())
-    yield from _functional({rank: facts.functional for rank, facts in context.facts.items()})
+    functional = {rank: facts.functional for rank, facts in sorted(context.facts.items())}
+    # More results are left than torch itself may have left: a line of the user's left them.
+    forgotten = {rank: each for rank, each in functional.items() if each.left > each.others}
+    if forgotten:
+        place = in_brackets(next(iter(forgotten.values())).place)
+        yield Finding(
+            Category.ASYNC_MISUSE,
+            tuple(forgotten),
+            f"results of torch.ops._c10d_functional were never given to wait_tensor{place}: they "
+            "were there to be read before the collective had written them",
+            "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
+            "torch.distributed._functional_collectives, whose results wait by themselves.",
+            evidence=by_ranks(
+                forgotten, lambda e: f"{e.left} of {e.direct + e.others} results not waited for"
+            ),
+        )
 
 
 def _misused(of: Mapping[int, WorkFacts]) -> Finding:
@@ -69,35 +82,14 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
         "depends on which is first",
         "Keep every handle, and call its wait() before the tensor is used.",
         evidence=by_ranks(
-            {
-                rank: f"{one.issued} started, {one.unwaited} never waited for"
-                + (f"; {one.written} tensors changed before" if one.written else "")
-                + (f"; {one.stepped} gradients used before" if one.stepped else "")
-                for rank, one in of.items()
-            }
+            of,
+            lambda e: (
+                f"{e.issued} started, {e.unwaited} never waited for"
+                + (f"; {e.written} tensors changed before" if e.written else "")
+                + (f"; {e.stepped} gradients used before" if e.stepped else "")
+            ),
         ),
     )
-
-
-def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
-    """More results are left than torch itself may have left: a line of the user's left them."""
-    ranks = {rank: model for rank, model in sorted(of.items()) if model.left > model.others}
-    if ranks:
-        place = in_brackets(next(iter(ranks.values())).place)
-        yield Finding(
-            Category.ASYNC_MISUSE,
-            tuple(ranks),
-            f"results of torch.ops._c10d_functional were never given to wait_tensor{place}: they "
-            "were there to be read before the collective had written them",
-            "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
-            "torch.distributed._functional_collectives, whose results wait by themselves.",
-            evidence=by_ranks(
-                {
-                    r: f"{e.left} of {e.direct + e.others} results not waited for"
-                    for r, e in ranks.items()
-                }
-            ),
-        )
 
 
 # -- gradients between the backward and the step -----------------------------------------
@@ -251,18 +243,19 @@ def _shared(of: dict[int, RunFacts]) -> Finding:
     )
 
 
-def _is_for_others(replica: ReplicaFacts) -> bool:
-    """True where the backend is for other devices than the replica is on."""
-    device, backend = replica.device, replica.backend
-    gpu, cpu = device.startswith("cuda"), device == "cpu"
-    return (gpu and backend == "gloo") or (cpu and backend == "nccl")
+_FOREIGN = (("cuda", "gloo"), ("cpu", "nccl"))
+"""Devices, each with a backend that is for others."""
 
 
 def backends(context: Context) -> Iterator[Finding]:
     """Find parameters on a device that the group's backend is not for."""
     gpus = [run.gpu for run in context.facts.values() if run.gpu]
     for model in context.models:
-        ranks = tuple(rank for rank, replica in model.of.items() if _is_for_others(replica))
+        ranks = tuple(
+            rank
+            for rank, replica in model.of.items()
+            if (replica.device.partition(":")[0], replica.backend) in _FOREIGN
+        )
         # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
         if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
             each = model.of[ranks[0]]
@@ -366,7 +359,8 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
     https://github.com/vllm-project/speculators/pull/926
     """
     for model in context.models:
-        if not model.whole or not all(map(_steps_together, model.of.values())):
+        trained = all(replica.steps for replica in model.of.values())
+        if not model.whole or not trained or not _all_is_reduced(model):
             continue
         if model.diverged:
             loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
@@ -381,10 +375,11 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
             yield from _loaded(model, title, loads, names) if names else ()
 
 
-def _steps_together(each: ReplicaFacts) -> bool:
-    """True of a replica all of whose steps used the gradients of all ranks."""
-    apart = each.local_steps or each.bypassed_steps or each.hook
-    return bool(each.steps and not apart)
+def _all_is_reduced(model: Model) -> bool:
+    """True of a model all of whose steps used the gradients of all ranks, by DDP itself."""
+    # Steps of one rank alone that are averaged by hand are meant so; and what a hook does with
+    # gradients is its own affair: PostLocalSGD, gossip.
+    return not any(r.local_steps or r.bypassed_steps or r.hook for r in model.of.values())
 
 
 def _loaded(
@@ -427,12 +422,9 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
     """Find replicas that differ, where no other rule explains it."""
     for model in context.models:
         names = model.diverged
-        if not names or not any(replica.steps for replica in model.of.values()):
+        trained = any(replica.steps for replica in model.of.values())
+        if not names or not trained or not _all_is_reduced(model):
             continue
-        if any(replica.local_steps or replica.bypassed_steps for replica in model.of.values()):
-            continue  # steps of one rank alone, averaged by hand: that is meant so
-        if any(replica.hook for replica in model.of.values()):
-            continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
         states = {
             rank: tuple((d.hash, d.norm, d.sample) for d in replica.parameters if d.name in names)
             for rank, replica in model.of.items()
@@ -453,14 +445,10 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
             evidence=(
                 *model.counts(model.of, lambda e: f"{e.steps} steps"),
                 *model.apart,
-                *_other_states(context.facts),
+                *(
+                    f"the optimizer's state differs too: {some(other)}"
+                    for of in optimizers(context.facts).values()
+                    if (other := differing({r: each.state for r, each in of.items()}))
+                ),
             ),
         )
-
-
-def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
-    for of in optimizers(facts).values():
-        states = {rank: optimizer.state for rank, optimizer in of.items()}
-        names = differing(states) if len(of) > 1 else ()
-        if names:
-            yield f"the optimizer's state differs too: {some(names)}"

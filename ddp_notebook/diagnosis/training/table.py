@@ -1,20 +1,21 @@
 """The engine of the tables `equal` and `coverage`: rows that say how a value is read and judged.
 
 A row names what is read of each rank, what makes it a mistake, whose mistake it is, what to say and
-what to do. A scope gives the things that several ranks have, by rank, for which the row's premise
-holds. A new mistake is a row; what it says of a run is computed here alone. The links above a table
-are reports of people who had the mistake.
+what to do. The function below rows yields the things that several ranks have, by rank, for which
+their premise holds. A new mistake is a row; what it says of a run is computed here alone. The links
+above a table are reports of people who had the mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.majority import each_with, outvoted
 from ddp_notebook.model import Category, Finding, Ranks
 
 T = TypeVar("T")
@@ -41,6 +42,12 @@ class Compared(Generic[T]):
         """True where no rank's value is right rather than another's."""
         return len(self.culprits) == len(self.by_rank)
 
+    def against(self, texts: Mapping[int, str], others: str) -> str:
+        """Return the culprits' text, and what the others have; all texts where that is unknown."""
+        if self.undecided:
+            return f"{each_with(texts)}, which of them is meant cannot be told"
+        return f"{texts[self.culprits[0]]}, {others}"
+
     def lines(self, text: Callable[[T], str]) -> tuple[str, ...]:
         """Return what each rank has, as lines of evidence."""
         return tuple(f"rank {rank}: {text(each)}" for rank, each in self.by_rank.items())
@@ -56,11 +63,6 @@ def everyone(seen: Compared[Any]) -> Ranks:
     return tuple(sorted(seen.by_rank))
 
 
-def any_has(seen: Compared[Any]) -> bool:
-    """True where the value of some rank is not empty, or not zero."""
-    return any(seen.values.values())
-
-
 def those_that_have(seen: Compared[Any]) -> Ranks:
     """Return the ranks whose value is not empty, or not zero."""
     return tuple(rank for rank, value in seen.values.items() if value)
@@ -70,8 +72,8 @@ def those_that_have(seen: Compared[Any]) -> Ranks:
 class Row(Generic[T]):
     """A row of the table: how one value is read, judged and explained.
 
-    `is_wrong` is by default that not all ranks have the same, and `whose` mistake it then is that
-    of the ranks whose value is not that of most.
+    `whose` names the ranks whose mistake it is, none where there is none: by default those whose
+    value is not that of most. `is_wrong` is what must be so besides.
     """
 
     read: Callable[[T], Hashable]
@@ -79,16 +81,16 @@ class Row(Generic[T]):
     cause: Callable[[Compared[T]], str]
     remedy: str | Callable[[Compared[T]], str]
     evidence: Callable[[Compared[T]], Iterable[str]]
-    is_wrong: Callable[[Compared[T]], bool] = differs
+    is_wrong: Callable[[Compared[T]], bool] = lambda _: True
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
 
     def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
         """Return the mistake in this value on these ranks; None where there is none."""
         values = {rank: self.read(each) for rank, each in by_rank.items()}
         seen = Compared(context, by_rank, values)
-        if not self.is_wrong(seen):
+        seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
+        if not seen.culprits:
             return None
-        seen = replace(seen, culprits=self.whose(seen))
         return Finding(
             self.category,
             seen.culprits,
@@ -99,17 +101,20 @@ class Row(Generic[T]):
 
 
 def rule(
-    name: str, scope: Callable[[Context], Iterable[Mapping[int, T]]], *rows: Row[T], most: int = 2
-) -> Find:
-    """Return a rule that judges these rows in each scope: at most so many findings in each.
+    *rows: Row[T], most: int = 2
+) -> Callable[[Callable[[Context], Iterable[Mapping[int, T]]]], Find]:
+    """Make a scope a rule that judges these rows in it: at most so many findings in each.
 
     One is the most where what a later row finds may follow from what an earlier one has found.
     """
 
-    def find(context: Context) -> Iterator[Finding]:
-        for by_rank in scope(context):
-            found = (row.finding(context, by_rank) for row in rows)
-            yield from islice((finding for finding in found if finding is not None), most)
+    def judging(scope: Callable[[Context], Iterable[Mapping[int, T]]]) -> Find:
+        @wraps(scope)
+        def find(context: Context) -> Iterator[Finding]:
+            for by_rank in scope(context):
+                found = (row.finding(context, by_rank) for row in rows)
+                yield from islice((finding for finding in found if finding is not None), most)
 
-    find.__name__ = name
-    return find
+        return find
+
+    return judging
