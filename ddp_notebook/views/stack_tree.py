@@ -35,19 +35,18 @@ def _branches(stacks: Sequence[RankStack], depth: int) -> tuple[Branch, ...]:
     groups: dict[object, list[RankStack]] = {}
     for stack in stacks:
         groups.setdefault(_next(stack, depth), []).append(stack)
-    return tuple(_branch(group, depth) for group in groups.values())
-
-
-def _branch(stacks: Sequence[RankStack], depth: int) -> Branch:
-    """The branch of ranks that have the same frame at `depth`."""
-    first, end = stacks[0], depth
-    while end < len(first.frames) and len({_next(stack, end) for stack in stacks}) == 1:
-        end += 1
-    frames = tuple(_frame(stacks, level) for level in range(depth, end))
-    ranks = tuple(stack.rank for stack in stacks)
-    if len({_next(stack, end) for stack in stacks}) == 1:
-        return Branch(ranks, frames, first.doing)
-    return Branch(ranks, frames, children=_branches(stacks, end))
+    branches = []
+    for group in groups.values():
+        first, end = group[0], depth
+        while end < len(first.frames) and len({_next(stack, end) for stack in group}) == 1:
+            end += 1
+        frames = tuple(_frame(group, level) for level in range(depth, end))
+        ranks = tuple(stack.rank for stack in group)
+        if len({_next(stack, end) for stack in group}) == 1:
+            branches.append(Branch(ranks, frames, first.doing))
+        else:
+            branches.append(Branch(ranks, frames, children=_branches(group, end)))
+    return tuple(branches)
 
 
 def _raised(stack: RankStack) -> bool:
@@ -82,8 +81,7 @@ _AROUND = 2
 
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
     """Where culprits raised; if none did, where ranks are in an unfinished collective."""
-    findings = facts.diagnosis.findings if facts.diagnosis is not None else ()
-    culprits = {rank for finding in findings for rank in finding.ranks}
+    culprits = {rank for finding in facts.findings for rank in finding.ranks}
     if raised := {rank: path for rank, path in facts.raised.items() if path and rank in culprits}:
         return locations(raised, facts.sources)
     paths: dict[int, Sequence[Place]] = {}

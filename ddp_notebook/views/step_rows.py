@@ -41,15 +41,26 @@ _STAGE_WORDS = {
 
 def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
     """The step table of setup. `store` is session or rank0."""
+    paused = snapshot.with_status(Status.PAUSED)
+    if len(snapshot.with_status(Status.READY)) == snapshot.world_size:
+        title = "Setup is complete: every rank is verified."
+    else:
+        by_state = (
+            f"{name_ranks(ranks)} {word}"
+            for status, word in _STAGE_WORDS.items()
+            if (ranks := snapshot.with_status(status))
+        )
+        title = f"Setup, step by step: {'; '.join(by_state)}"
+    if paused:
+        everyone = len(paused) == snapshot.world_size
+        next_call = "%ddp_step" if everyone else f"%ddp_step --ranks {format_ranks(paused)}"
+    else:
+        stuck = snapshot.with_status(Status.FAILED, Status.SETTING_UP)
+        next_call = "%ddp_why" if stuck else ""
     rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
-    entering = _stage_in_view(snapshot)
-    return StepTable(
-        title=_stages_title(snapshot),
-        rows=rows,
-        about=f"{entering.value}: {entering.about}" if entering else "",
-        link=entering.link if entering else "",
-        next_call=_next_after_stages(snapshot),
-    )
+    stage = _stage_in_view(snapshot)
+    about, link = (f"{stage.value}: {stage.about}", stage.link) if stage else ("", "")
+    return StepTable(title, rows, about, link, next_call)
 
 
 def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
@@ -63,18 +74,17 @@ def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
         return (0,) if absent else ()
     if stage not in _WAIT_FOR_ALL:
         return ()
-    return tuple(s.rank for s in snapshot.ranks if _arrived_at(s) < stage.number)
+    # A rank has arrived at the stage that it is in, or has passed.
+    arrived = {
+        s.rank: s.entering if s.status is Status.SETTING_UP and s.entering else s.stage
+        for s in snapshot.ranks
+    }
+    return tuple(rank for rank, at in arrived.items() if at is None or at.number < stage.number)
 
 
 def _reached(state: RankState) -> int:
     """The number of the last stage this rank has passed."""
     return state.stage.number if state.stage else 0
-
-
-def _arrived_at(state: RankState) -> int:
-    """The number of the stage this rank is in, or has passed."""
-    inside = state.status is Status.SETTING_UP and state.entering is not None
-    return state.entering.number if inside and state.entering else _reached(state)
 
 
 def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
@@ -102,22 +112,6 @@ def _stage_in_view(snapshot: Snapshot) -> Stage | None:
         return max(inside, key=lambda stage: stage.number)
     paused = [_reached(s) for s in snapshot.ranks if s.status is Status.PAUSED]
     return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
-
-
-def _stages_title(snapshot: Snapshot) -> str:
-    counts = {status: snapshot.with_status(status) for status in Status}
-    if len(counts[Status.READY]) == snapshot.world_size:
-        return "Setup is complete: every rank is verified."
-    parts = [f"{name_ranks(counts[s])} {word}" for s, word in _STAGE_WORDS.items() if counts[s]]
-    return f"Setup, step by step: {'; '.join(parts)}"
-
-
-def _next_after_stages(snapshot: Snapshot) -> str:
-    paused = snapshot.with_status(Status.PAUSED)
-    if not paused:
-        return "%ddp_why" if snapshot.with_status(Status.FAILED, Status.SETTING_UP) else ""
-    everyone = len(paused) == snapshot.world_size
-    return "%ddp_step" if everyone else f"%ddp_step --ranks {format_ranks(paused)}"
 
 
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
@@ -171,15 +165,23 @@ def collective_table(
         StepRow(tuple(ranks), *row[:-1], since.get(row, 0.0), row[-1])
         for row, ranks in ranks_of.items()
     )
+    if not pending:
+        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
+        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
+        return StepTable(f"{what} has {end}.", rows)
     paused = next((row for row in rows if row.state == "paused"), None)
-    operation = latest[paused.ranks[0]].operation if paused is not None else ""
+    if paused is None:
+        title = "No rank is paused; ranks that wait need other ranks."
+        return StepTable(title, rows, next_call="%ddp_why")
+    operation = latest[paused.ranks[0]].operation
     about = _ABOUT.get(operation, "")
-    link = f"{_DOCUMENTED}{operation}" if about else ""
-    title, call = (
-        _collectives_title(rows, pending, what),
-        _next_after_collectives(bool(operation), pending),
+    return StepTable(
+        "Ranks are paused before their next collective.",
+        rows,
+        about,
+        f"{_DOCUMENTED}{operation}" if about else "",
+        "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end",
     )
-    return StepTable(title, rows, about, link, call)
 
 
 def _collective_row(
@@ -190,28 +192,26 @@ def _collective_row(
     failure: str,
 ) -> _Row:
     """What is equal for ranks that share a row."""
-    state = "failed" if failure else _collective_state(record, pending)
+    if failure:
+        state = "failed"
+    elif not pending:
+        state = "done"
+    elif record is not None and is_paused(record):
+        state = "paused"
+    else:
+        state = "busy" if record is None or record.over else "waiting"
     if record is None:
         return "0 issued", state, failure, (), 0.0
     text = describe_collective(record, collectives.of[record.rank]) if pending else failure
-    waits_for = missing.of(record) if state == "waiting" else ()
     passed = f"{record.number + (not is_paused(record))} issued"
-    return passed, state, text, waits_for, record.call.limit_s if state == "waiting" else 0.0
+    if state == "waiting":
+        return passed, state, text, missing.of(record), record.call.limit_s
+    return passed, state, text, (), 0.0
 
 
 def is_paused(record: Collective) -> bool:
     """True when its rank is paused before it."""
     return record.phase is Phase.HELD
-
-
-def _collective_state(record: Collective | None, pending: bool) -> str:
-    if not pending:
-        return "done"
-    if record is None:
-        return "busy"
-    if is_paused(record):
-        return "paused"
-    return "busy" if record.over else "waiting"
 
 
 def describe_collective(record: Collective, before: Sequence[Collective] = ()) -> str:
@@ -273,18 +273,18 @@ class MissingRanks:
             return (record.peer,) if record.peer is not None else ()
         key = (record.group, record.slot)
         if key not in self._missing:
-            members = self._collectives.groups.get(record.group, ())
-            self._missing[key] = tuple(m for m in members if not self._issued(m, record))
+            self._missing[key] = tuple(
+                rank
+                for rank in self._collectives.groups.get(record.group, ())
+                if not any(
+                    other.slot >= record.slot
+                    and other.group == record.group
+                    and not other.is_point_to_point
+                    and not is_paused(other)
+                    for other in reversed(self._collectives.of.get(rank, ()))
+                )
+            )
         return self._missing[key]
-
-    def _issued(self, rank: int, record: Collective) -> bool:
-        return any(
-            other.slot >= record.slot
-            and other.group == record.group
-            and not other.is_point_to_point
-            and not is_paused(other)
-            for other in reversed(self._collectives.of.get(rank, ()))
-        )
 
 
 def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[Collective, ...]:
@@ -323,26 +323,6 @@ def _at(record: Collective, at_ns: int) -> Collective:
     if not record.over or record.done_ns <= at_ns:
         return record
     return replace(record, phase=Phase.ISSUED, done_ns=0, call=replace(record.call, freed=False))
-
-
-def _collectives_title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
-    if not pending:
-        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
-        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
-        return f"{what} has {end}."
-    if any(row.state == "paused" for row in rows):
-        return "Ranks are paused before their next collective."
-    return "No rank is paused; ranks that wait need other ranks."
-
-
-def _next_after_collectives(paused: bool, pending: Ranks) -> str:
-    if not pending:
-        return ""
-    if paused:
-        return (
-            "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end"
-        )
-    return "%ddp_why"
 
 
 _NEXT = (
@@ -493,23 +473,17 @@ def _source_around(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
     for file in files:
         if len(files) > 1:
             shown.append(f"{file.file}:")
-        shown += _marked(file)
+        width = len(str(max(file.lines, default=0)))
+        longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
+        last = 0
+        for number, line in sorted(file.lines.items()):
+            # The most lines missing between two pieces of source that are shown as one.
+            if last and number - last > 2:
+                shown.append(f"  {'…':>{width}}")
+            last = number
+            text = line.rstrip()
+            if ranks := file.ranks_at(number):
+                shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
+            else:
+                shown.append(f"  {number:>{width}}  {text}".rstrip())
     return tuple(shown)
-
-
-def _marked(file: StoppedFile) -> list[str]:
-    shown: list[str] = []
-    width = len(str(max(file.lines, default=0)))
-    longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
-    last = 0
-    for number, line in sorted(file.lines.items()):
-        # The most lines missing between two pieces of source that are shown as one.
-        if last and number - last > 2:
-            shown.append(f"  {'…':>{width}}")
-        last = number
-        text = line.rstrip()
-        if ranks := file.ranks_at(number):
-            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
-        else:
-            shown.append(f"  {number:>{width}}  {text}".rstrip())
-    return shown
