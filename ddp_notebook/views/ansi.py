@@ -160,19 +160,19 @@ def _number(code: str) -> int:
 
 
 def _extended(numbers: Iterator[int]) -> str:
-    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code."""
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code.
+
+    Of the terminal's 256 the first are the basic ones; then a 6x6x6 cube, and a ramp of greys.
+    """
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
     if not values or not all(0 <= value <= 255 for value in values):
         return ""
-    return _palette(values[0]) if mode == 5 else "#{:02x}{:02x}{:02x}".format(*values)
-
-
-def _palette(index: int) -> str:
-    """Colour `index` of the terminal's 256: the basic ones, a 6x6x6 cube, a ramp of greys."""
-    if index < 16:
-        return _BASIC[index]
-    if index >= 232:
-        return f"#{8 + 10 * (index - 232):02x}" + 2 * f"{8 + 10 * (index - 232):02x}"
-    levels, cube = (0, 95, 135, 175, 215, 255), index - 16  # of each of red, green and blue
-    return "#" + "".join(f"{levels[cube // step % 6]:02x}" for step in (36, 6, 1))
+    if mode == 5:
+        (index,) = values
+        if index < 16:
+            return _BASIC[index]
+        levels = (0, 95, 135, 175, 215, 255)  # of each of red, green and blue
+        cube = [levels[(index - 16) // step % 6] for step in (36, 6, 1)]
+        values = cube if index < 232 else [8 + 10 * (index - 232)] * 3
+    return "#{:02x}{:02x}{:02x}".format(*values)

@@ -73,7 +73,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     """The lines of the grid: the last dimension across, the others down."""
     if not layout.dimensions:
         return
-    (last, size), names = layout.dimensions[-1], [name for name, _ in layout.dimensions[:-1]]
+    *outer, (last, size) = layout.dimensions
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank, place in sorted(layout.coordinates.items(), key=lambda item: item[1]):
         rows.setdefault(place[:-1], []).append(rank)
@@ -81,7 +81,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     if not wide:
         yield "", [f"{last}={at}" for at in range(size)]
     for place, ranks in list(rows.items())[:_MOST_LINES]:
-        label = ", ".join(f"{name}={at}" for name, at in zip(names, place, strict=True))
+        label = ", ".join(f"{name}={at}" for (name, _), at in zip(outer, place, strict=True))
         together = f"{last}=0-{size - 1}: {name_ranks(ranks)}"
         yield label, [together] if wide else [f"rank {rank}" for rank in ranks]
     if len(rows) > _MOST_LINES:
@@ -93,23 +93,21 @@ def _grid(layout: MeshLayout) -> str:
     most = max(layout.bytes.values(), default=0)
     rows = []
     for label, cells in _lines(layout):
-        drawn = "".join(_drawn(cell, layout, most) for cell in cells)
-        rows.append(f'<tr><th style="{_CELL}">{escape(label)}</th>{drawn}</tr>')
+        row = f'<th style="{_CELL}">{escape(label)}</th>'
+        for cell in cells:
+            # In a mesh that is wide a cell names many ranks, and has no bar.
+            rank = re.fullmatch(r"rank (\d+)", cell)
+            size = layout.bytes.get(int(rank[1])) if rank else None
+            bar = ""
+            if size is not None and most:
+                bar = (
+                    f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
+                    f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
+                )
+            row += f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
+        rows.append(f"<tr>{row}</tr>")
     style = "border-collapse: collapse; color: inherit; margin: 4px 0"
     return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
-
-
-def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
-    # In a mesh that is wide a cell names many ranks, and has no bar.
-    rank = re.fullmatch(r"rank (\d+)", cell)
-    size = layout.bytes.get(int(rank[1])) if rank else None
-    bar = ""
-    if size is not None and most:
-        bar = (
-            f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
-            f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
-        )
-    return f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
 
 
 def _about(model: ModelLayout) -> str:

@@ -74,12 +74,13 @@ def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
         return (0,) if absent else ()
     if stage not in _WAIT_FOR_ALL:
         return ()
-    # A rank has arrived at the stage that it is in, or has passed.
-    arrived = {
-        s.rank: s.entering if s.status is Status.SETTING_UP and s.entering else s.stage
-        for s in snapshot.ranks
-    }
-    return tuple(rank for rank, at in arrived.items() if at is None or at.number < stage.number)
+    return tuple(s.rank for s in snapshot.ranks if _arrived_at(s) < stage.number)
+
+
+def _arrived_at(state: RankState) -> int:
+    """The number of the stage this rank is in, or has passed."""
+    inside = state.entering if state.status is Status.SETTING_UP else None
+    return inside.number if inside else _reached(state)
 
 
 def _reached(state: RankState) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import TextWrapper
@@ -160,16 +160,32 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
+        lines = []
+        for block in blocks:
+            for number in range(max(map(len, block))):
+                parts = (
+                    column.align(cell[number] if number < len(cell) else "", width)
+                    for cell, column, width in zip(block, columns, widths, strict=True)
+                )
+                lines.append(_GAP.join(parts).rstrip())
+        return "\n".join(lines)
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
-        used, head = self._used(), ""
+        used, head, body = self._used(), "", ""
         for column in (self.columns[index] for index in used):
             style = f"text-align: {'right' if column.right else 'left'}; {_ALIGNED}; {markup.MUTED}"
             style += "; font-weight: 400; white-space: nowrap"
             head += f'<th scope="col" style="{style}">{escape(column.header)}</th>'
-        body = "".join(self._row(row, used) for row in self.rows)
+        for row in self.rows:
+            cells = ""
+            for index in used:
+                column = self.columns[index]
+                css = f"ddp-{column.header}" if self.css_class else ""
+                cells += row.cells[index].html(column, css)
+            tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
+            css = f' class="{row.css_class}"' if row.css_class else ""
+            body += f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
         css = f' class="{self.css_class}"' if self.css_class else ""
         return (
             f'<div class="ddp-scroll" style="overflow-x: auto; margin: 2px 0 0"><table{css}'
@@ -197,29 +213,6 @@ class Table:
                 lines = (line for row in rows for line in column.fold(row[index], self.width))
                 taken += max(map(len, lines))
         return max(narrowest, self.width - taken)
-
-    def _row(self, row: Row, used: Sequence[int]) -> str:
-        cells = "".join(
-            row.cells[index].html(
-                self.columns[index], f"ddp-{self.columns[index].header}" if self.css_class else ""
-            )
-            for index in used
-        )
-        tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
-        css = f' class="{row.css_class}"' if row.css_class else ""
-        return f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
-
-
-def _lines(
-    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
-) -> Iterator[str]:
-    """Yield the lines of one row, whose cells have one line or more."""
-    for number in range(max(map(len, block))):
-        parts = (
-            column.align(cell[number] if number < len(cell) else "", width)
-            for cell, column, width in zip(block, columns, widths, strict=True)
-        )
-        yield _GAP.join(parts).rstrip()
 
 
 def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = False) -> list[str]:
