@@ -9,6 +9,7 @@ when the cell is over.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -99,18 +100,11 @@ def _answer(kernel: Any, kind: str, idents: Any, message: Any) -> None:
     kernel._publish_status("busy", "shell", parent=message)
     reply = kernel.shell_handlers[kind](socket, idents, message)
     if inspect.iscoroutine(reply):
-        _run_through(reply)
+        with contextlib.suppress(StopIteration):  # it waits for nothing
+            reply.send(None)
+            reply.close()
+            raise RuntimeError("the kernel waits for something to answer this")
     if hasattr(socket, "flush"):  # a stream, whose loop does not run now
         socket.flush(zmq.POLLOUT)
     kernel._publish_status("idle", "shell", parent=message)
     kernel._publish_status("busy", "shell", parent=kernel.get_parent("shell"))  # the cell still is
-
-
-def _run_through(reply: Any) -> None:
-    """Run a coroutine that waits for nothing."""
-    try:
-        reply.send(None)
-    except StopIteration:
-        return
-    reply.close()
-    raise RuntimeError("the kernel waits for something to answer this")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.model import (
     Board,
     BoardRow,
     Diagnosis,
-    Finding,
     Role,
     Side,
     Snapshot,
@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     format_ranks,
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
+from ddp_notebook.views.board import headline_alone
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 from ddp_notebook.views.stack_tree import code_around
 
@@ -56,13 +57,12 @@ class Action:
 
 def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     """The board as JSON: the rows, and what is above and below them."""
-    address, standing = board.snapshot.init_method or "", board.snapshot.notes
-    headline = board.headline.replace(f" · {address}", "") if address else board.headline
+    standing = board.snapshot.notes
     loading = board.snapshot.loading
     since_us = _micros(loading.since_ns, epoch_ns) if loading is not None else 0
     return {
-        "headline": _line(headline),
-        "address": _line(address),
+        "headline": _line(headline_alone(board)),
+        "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
         "loading": loading and {"percent": loading.percent, "since_us": since_us},
@@ -115,7 +115,7 @@ def benchmark_json(what: str, done: float) -> dict[str, Any]:
 
 def findings_json(
     diagnosis: Diagnosis | None,
-    sources: Mapping[str, str] | None = None,
+    sources: Mapping[str, str] = MappingProxyType({}),
     at: Sequence[StackLocation] = (),
 ) -> list[dict[str, Any]]:
     """The findings, the one that counts most first. `at` are the lines in which ranks are: of a
@@ -125,21 +125,31 @@ def findings_json(
         return []
     made: list[dict[str, Any]] = []
     for finding in diagnosis.findings[:8]:
-        sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
+        sides = [_side(side, sources) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
             sides = [
-                {
-                    "ranks": format_ranks(location.ranks),
-                    "call": "",
-                    "tensor": "",
-                    "site": _line(location.call_site),
-                    "lines": [[number, _code(text)] for number, text in location.lines],
-                    "line": location.line,
-                }
-                for location in own[:MOST_SIDES]
+                {"call": "", "tensor": "", "site": location["call_site"]}
+                | {name: location[name] for name in ("ranks", "lines", "line")}
+                for location in locations_json(own[:MOST_SIDES])
             ]
-        made.append({**_finding(finding, diagnosis), "sides": sides})
+        evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
+        if past := past_words(diagnosis):
+            evidence.insert(0, _line(past))
+        made.append(
+            {
+                "category": finding.category.value,
+                "symbol": symbol(finding),
+                "passing": finding.passing,
+                "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
+                "ranks": format_ranks(finding.ranks),
+                "waiting": waiting_words(finding, diagnosis),
+                "remedy": "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS],
+                "magics": list(map(_line, finding.commands)),
+                "evidence": evidence,
+                "sides": sides,
+            }
+        )
     return made
 
 
@@ -153,24 +163,6 @@ def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
         "site": _line(str(place)) if place is not None else "",
         "lines": [[n, _code(text)] for n, text in code_around(place, sources)] if place else [],
         "line": place.line if place is not None else 0,
-    }
-
-
-def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
-    remedy = "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS]
-    evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
-    if past := past_words(diagnosis):
-        evidence.insert(0, _line(past))
-    return {
-        "category": finding.category.value,
-        "symbol": symbol(finding),
-        "passing": finding.passing,
-        "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
-        "ranks": format_ranks(finding.ranks),
-        "waiting": waiting_words(finding, diagnosis),
-        "remedy": remedy,
-        "magics": [_line(command) for command in finding.commands],
-        "evidence": evidence,
     }
 
 
@@ -208,7 +200,9 @@ def actions(
     statuses = {row.status for row in rows}
     no_step = none or _no_step(rows, measuring)
     no_answer = none or (_NO_ANSWER if statuses == {Status.STARTING} else "")
-    end = "end" if in_run else _end_of(rows)
+    # Outside of runs Continue goes to the last stage, until setup is done.
+    in_setup = not in_run and any(row.stages_passed < len(Stage) for row in rows)
+    end = Stage.VERIFIED.value if in_setup else "end"
     restart, no_restart = _restart(rows, none, measuring)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
@@ -237,12 +231,6 @@ def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
     helps = groupless or any(row.status in _BLOCKED for row in rows)
     no_abort = none or ("" if helps else _NO_ABORT)
     return Action("abort", "Abort", "%ddp_abort", False, no_abort)
-
-
-def _end_of(rows: Sequence[BoardRow]) -> str:
-    """Return the goal of Continue outside of runs: the last stage, until setup is done."""
-    in_setup = any(row.stages_passed < len(Stage) for row in rows)
-    return Stage.VERIFIED.value if in_setup else "end"
 
 
 def _restart(rows: Sequence[BoardRow], none: str, measuring: bool) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
-from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views.board_rows import BoardFacts, board_of
 from ddp_notebook.views.notebook import mime_bundle
@@ -100,12 +100,6 @@ def past_message(
     }
 
 
-def _last_ns(records: Sequence[Collective]) -> int:
-    """When ranks last issued a collective, or were done with one by themselves."""
-    times = (max(record.issued_ns, record.done_ns) for record in records if not record.call.freed)
-    return max(times, default=0)
-
-
 class ReplayBoard:
     """A saved run in the same widget, with nothing to press."""
 
@@ -131,9 +125,13 @@ class ReplayBoard:
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
         self._still = still_picture.html(named, diagnosis, sides, self._timeline)
-        last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
+        done_ns = (
+            max(record.issued_ns, record.done_ns) for record in records if not record.call.freed
+        )
+        last_ns = max([0, *done_ns, *saved.left_ns.values()])
         self._found = Moment(last_ns, findings, lines)
-        """The findings, which hold since the last action of a rank."""
+        """The findings, which hold since ranks last issued a collective, were done with one by
+        themselves, or left."""
         self.widget: BoardWidget = widget_class()(
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},

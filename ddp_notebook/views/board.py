@@ -66,6 +66,12 @@ def text(board: Board) -> str:
     return "\n\n".join(parts)
 
 
+def headline_alone(board: Board) -> str:
+    """The headline without the address at which the ranks meet, which is shown elsewhere."""
+    address = board.snapshot.init_method
+    return board.headline.replace(f" · {address}", "") if address else board.headline
+
+
 def brief(board: Board) -> str:
     """Return the result of a button, for a reader who sees the rows of the board anyway."""
     return "\n".join([strip_ansi(board.headline), *map(_note, board.notes)])

@@ -75,10 +75,6 @@ def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
     return replace(shared, locals=tuple(merged))
 
 
-_AROUND = 2
-"""Lines of code shown before and after each."""
-
-
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
     """Where culprits raised; if none did, where ranks are in an unfinished collective."""
     culprits = {rank for finding in facts.findings for rank in finding.ranks}
@@ -111,10 +107,16 @@ def locations(
     return tuple(sorted(made, key=lambda location: -len(location.ranks))[:12])
 
 
+def lines_around(source: str, line: int, near: int) -> tuple[tuple[int, str], ...]:
+    """The line and `near` before and after it, numbered; none where there is no such line."""
+    lines = source.splitlines()
+    if not 0 < line <= len(lines):
+        return ()
+    first, last = max(1, line - near), min(len(lines), line + near)
+    return tuple((number, lines[number - 1]) for number in range(first, last + 1))
+
+
 def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:
     """The line and those around it, numbered, if known."""
-    source = sources.get(place.file, "").splitlines()
-    if 0 < place.line <= len(source):
-        first, last = max(1, place.line - _AROUND), min(len(source), place.line + _AROUND)
-        return tuple((number, source[number - 1]) for number in range(first, last + 1))
-    return ((place.line, place.text),) if place.text else ()
+    own = ((place.line, place.text),) if place.text else ()
+    return lines_around(sources.get(place.file, ""), place.line, 2) or own
