@@ -123,9 +123,10 @@ def html(
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
     # Notes that stand are folded at the end; the others ask the reader to do something.
     to_do = [note for note in board.notes if note not in board.snapshot.notes]
+    headline = markup.words(board_view.headline_alone(board))
     return (
         f'<div class="ddp-view ddp-picture">{markup.STYLE}<div class="ddp-headline"'
-        f' style="font-weight: 600; margin-bottom: 6px">{markup.words(board_view.headline_alone(board))}</div>'
+        f' style="font-weight: 600; margin-bottom: 6px">{headline}</div>'
         f"{board_view.loading(board)}{finding}{_list(to_do)}"
         f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
     )
