@@ -103,7 +103,14 @@ class RankNames:
 
     def offer(self) -> None:
         """Begin; without a completer or a kernel this does nothing."""
-        _matchers(self._ui.shell).append(self._matcher())
+
+        @context_matcher(identifier=_CELL_MATCHER)
+        def matches(context: Any) -> dict[str, Any]:
+            lines = context.full_text.split("\n")[: context.cursor_line]
+            at = sum(len(line) + 1 for line in lines) + context.cursor_position
+            return self._complete(context.full_text, at)
+
+        _matchers(self._ui.shell).append(matches)
         if self._kernel is not None:
             # IPython has matchers for Tab and nothing like them for Shift-Tab: the kernel's method
             # is the only place. It is set on the object, so that to withdraw it is to delete an
@@ -117,15 +124,6 @@ class RankNames:
         matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _CELL_MATCHER]
         if self._kernel is not None:
             vars(self._kernel).pop("do_inspect", None)
-
-    def _matcher(self) -> Any:
-        @context_matcher(identifier=_CELL_MATCHER)
-        def matches(context: Any) -> dict[str, Any]:
-            lines = context.full_text.split("\n")[: context.cursor_line]
-            at = sum(len(line) + 1 for line in lines) + context.cursor_position
-            return self._complete(context.full_text, at)
-
-        return matches
 
     def _complete(self, text: str, at: int) -> dict[str, Any]:
         """Completions in the form of a matcher of IPython."""

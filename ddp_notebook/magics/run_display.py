@@ -388,7 +388,15 @@ class LiveRun:
             return self._final()
         # The widget is made only for a run that lasts: making one takes longer than a short cell.
         if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
-            self._begin_line()
+            self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
+            self._has_line = self._line is not None
+            if self._line is not None:
+                began = f"{run.heading} began at {_since(run)}."
+                self._words = self._line.words(f"{began} This was saved before it ended.")
+                # The line takes the place of the region, and the output continues below it: front
+                # ends cannot insert an output above one that exists.
+                bundle = self._line.bundle(f"{began} Where it is: %ddp_where")
+                self._show_line = self.region.give_up_place(bundle)
         if self._line is not None:
             self._line.look(_standing(run, f"{run.heading} runs"))
             bundle = live_bundle(run.events.live_groups(), "")
@@ -397,19 +405,6 @@ class LiveRun:
         return live_bundle(
             run.events.live_groups(), _standing(run, f"began at {_since(run)}") + stop
         )
-
-    def _begin_line(self) -> None:
-        run = self._run
-        line = self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
-        self._has_line = line is not None
-        if line is not None:
-            began = f"{run.heading} began at {_since(run)}."
-            self._words = line.words(f"{began} This was saved before it ended.")
-            # The line takes the place of the region, and the output continues below it: front ends
-            # cannot insert an output above one that exists.
-            self._show_line = self.region.give_up_place(
-                line.bundle(f"{began} Where it is: %ddp_where")
-            )
 
     def _end_line(self, how: str) -> None:
         if self._line is not None:

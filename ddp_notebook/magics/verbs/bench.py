@@ -124,7 +124,12 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
     """Return the plan that the options describe. Raises UsageMistake."""
+    sizes = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
     try:
+        if not all(size.isdigit() and int(size) for size in sizes):
+            raise ValueError(
+                f"--world-sizes {args.world_sizes!r}: write numbers of ranks, such as 2,4."
+            )
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
@@ -132,7 +137,7 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
-            world_sizes=_world_sizes(args.world_sizes),
+            world_sizes=tuple(sorted(set(map(int, sizes)))),
             min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
             max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
@@ -140,14 +145,6 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         )
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-
-
-def _world_sizes(text: str) -> tuple[int, ...]:
-    """Return the world sizes in a list ``2,4``, each once. Raises ValueError."""
-    sizes = [size.strip() for size in text.split(",") if size.strip()]
-    if not all(size.isdigit() and int(size) for size in sizes):
-        raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
-    return tuple(sorted(set(map(int, sizes))))
 
 
 def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:

@@ -63,21 +63,19 @@ BOARD = Verb(
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
-        ui.say(pages.text(_category(args.explain)))
+        names = [category.value for category in Category]
+        if args.explain not in names:
+            near = difflib.get_close_matches(args.explain, names, 3, 0.6)
+            known = f"Did you mean {' or '.join(near)}?" if near else ""
+            raise UsageMistake(
+                f"There is no category {args.explain!r}: a finding has it in brackets. "
+                + (known or f"There are {', '.join(names)}.")
+            )
+        ui.say(pages.text(Category(args.explain)))
         return None
     if ui.attached is not None:
         return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
-
-
-def _category(text: str) -> Category:
-    """The category that `text` names. Raises UsageMistake."""
-    names = [category.value for category in Category]
-    if text in names:
-        return Category(text)
-    near = difflib.get_close_matches(text, names, 3, 0.6)
-    known = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names)}."
-    raise UsageMistake(f"There is no category {text!r}: a finding has it in brackets. {known}")
 
 
 WHY = Verb(
