@@ -255,7 +255,12 @@ class LiveBoard:
             no_ranks = not facts.snapshot.ranks or facts.snapshot.ended
             if self._shown is None and not closing and no_ranks:
                 return  # %ddp_init has not cleared the record yet
-            memory = self._memory_of(facts.snapshot.world_size)
+            of, memory = (self._session.record.began_ns, facts.snapshot.world_size), self.memory
+            if memory is None or memory.of != of:  # a new session gets a new one
+                epoch_ns = self._epoch_ns if memory is not None else min(of[0], self._opened_ns)
+                timeline = Timeline(epoch_ns, of[1])
+                timeline.generation += memory.timeline.generation if memory is not None else 0
+                self.memory = memory = Memory(of, epoch_ns, timeline, Past())
             memory.timeline.take(source.run, news, source.title, source.pauses)
             memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
@@ -267,17 +272,6 @@ class LiveBoard:
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.
         self._tabs.turn(self._source.key())
-
-    def _memory_of(self, world_size: int) -> Memory:
-        """Return the memory of this session; a new session gets a new one."""
-        of = (self._session.record.began_ns, world_size)
-        before = self.memory
-        if before is None or before.of != of:
-            epoch_ns = min(of[0], self._opened_ns) if before is None else self._epoch_ns
-            timeline = Timeline(epoch_ns, world_size)
-            timeline.generation += before.timeline.generation if before is not None else 0
-            self.memory = before = Memory(of, epoch_ns, timeline, Past())
-        return before
 
     @property
     def _epoch_ns(self) -> int:

@@ -95,14 +95,11 @@ def _matchers(shell: Any) -> list[Any]:
 
 
 class RankNames:
-    """Lets one shell ask the ranks, from `offer` to `withdraw`."""
+    """Lets one shell ask the ranks, until it is withdrawn; without a completer it does nothing."""
 
     def __init__(self, ui: NotebookUi) -> None:
         self._ui = ui
         self._kernel: Any = getattr(ui.shell, "kernel", None)
-
-    def offer(self) -> None:
-        """Begin; without a completer or a kernel this does nothing."""
 
         @context_matcher(identifier=_CELL_MATCHER)
         def matches(context: Any) -> dict[str, Any]:
@@ -119,7 +116,7 @@ class RankNames:
             self._kernel.do_inspect = self._inspect
 
     def withdraw(self) -> None:
-        """Undo `offer`."""
+        """Undo it."""
         matchers = _matchers(self._ui.shell)
         matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _CELL_MATCHER]
         if self._kernel is not None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import Stage
 
@@ -51,17 +49,16 @@ session.shutdown()
 """
 
 
-def reference(verbs: Iterable[Verb] = VERBS) -> str:
+def reference() -> str:
     """The page, as Markdown."""
-    verbs = tuple(verbs)
     stages = ", ".join(f"`{stage.value}`" for stage in Stage)
     rows = [
         f"| [`{verb.magic}`](#{verb.name}){' ▸' if verb.button else ''} | {_text(verb.summary)} |"
-        for verb in verbs
+        for verb in VERBS
     ]
     index = ["| magic | what it does |", "|---|---|", *rows, ""]
     sections = []
-    for verb in verbs:
+    for verb in VERBS:
         width = max(len(call) for call, _ in verb.examples)
         sections += [
             # Written out: GitHub and JupyterLab make different anchors from headings with a %.

@@ -123,10 +123,16 @@ class RunDisplay:
         return result
 
     def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
-        headlines = _headlines(result)
+        headlines, error, how = _headlines(result), result.error, ""
+        # Nothing is said of a run that was over at once, or is in progress.
+        if elapsed_s >= 1 and (error is not None or not result.pending):
+            how = f"finished in {elapsed_s:.1f} s"
+            if error is not None:
+                how = f"did not finish; it ran for {elapsed_s:.1f} s"
+            if isinstance(error, Stuck):
+                how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
         if live is not None:
             # The region is above everything else that this cell shows.
-            how = _how_it_ended(result, elapsed_s)
             words = {"text/plain": "" if live.has_line else how}
             live.end(headlines[0] if headlines else words, how)
             headlines = headlines[1:] if live.region.shown else headlines
@@ -261,18 +267,6 @@ def _headlines(result: CellResult) -> list[Bundle]:
         mime_bundle(replace(diagnosis, tracebacks=())),
         *([victims_bundle(others)] if others else []),
     ]
-
-
-def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
-    """How it ended, in a line; empty for a run that was over at once, or is in progress."""
-    error = result.error
-    if elapsed_s < 1 or (result.pending and error is None):
-        return ""
-    if isinstance(error, Stuck):
-        return f"stopped after {elapsed_s:.1f} s: no rank can continue"
-    if error is not None:
-        return f"did not finish; it ran for {elapsed_s:.1f} s"
-    return f"finished in {elapsed_s:.1f} s"
 
 
 def _timeless(table: StepTable) -> StepTable:

@@ -44,6 +44,7 @@ _SETS: dict[int, dict[str, str | bool]] = {
     39: {"fg": ""},
     49: {"bg": ""},
 }
+_EXTENDED = {38: "fg", 48: "bg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +142,18 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    numbers = iter([_number(code or "0") for code in codes.split(";")])
+    # An empty code is 0; what is no number is -1, which is no code.
+    words = f"0{codes}".replace(";", ";0").split(";")
+    numbers = iter([int(word) if len(word) < 5 and word.isdecimal() else -1 for word in words])
     for number in numbers:
         if number == 0:
             pen = _Pen()
-        elif number in (38, 48):
-            colour = _extended(numbers)
-            if colour:
-                pen = replace(pen, fg=colour) if number == 38 else replace(pen, bg=colour)
+        elif number in _EXTENDED:
+            if colour := _extended(numbers):
+                pen = replace(pen, **{_EXTENDED[number]: colour})  # type: ignore[arg-type]
         elif number in _SETS:
             pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
     return pen
-
-
-def _number(code: str) -> int:
-    """Return a code as a number; -1, which is no code, for anything else."""
-    return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:

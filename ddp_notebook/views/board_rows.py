@@ -117,7 +117,12 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
     if len(rows) < 8:
         return tuple(rows)
     groups: dict[object, list[BoardRow]] = {}
-    for row in (_briefly(row, facts.findings) for row in rows):
+    sides = [side for finding in facts.findings for side in finding.sides]
+    for row in rows:
+        own = next((side for side in sides if row.ranks[0] in side.ranks), None)
+        if row.role is Role.REFUSED and own is not None:
+            # What it brought: its error names the rank, which no other rank's does.
+            row = replace(row, text=f"{own.call} {own.tensor}".strip())
         sameness = (
             *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
             *(_kind_of_device(row.device), row.host, row.silent),
@@ -139,15 +144,6 @@ def _together(rows: Sequence[BoardRow]) -> BoardRow:
         since_ns=min((row.since_ns for row in rows if row.since_ns), default=0),
         heard_ns=min((row.heard_ns for row in rows if row.heard_ns), default=0),
     )
-
-
-def _briefly(row: BoardRow, findings: Sequence[Finding]) -> BoardRow:
-    """Of a refused rank, what it brought: its error names it, which no other rank's does."""
-    sides = (side for finding in findings for side in finding.sides)
-    own = next((side for side in sides if row.ranks[0] in side.ranks), None)
-    if row.role is not Role.REFUSED or own is None:
-        return row
-    return replace(row, text=f"{own.call} {own.tensor}".strip())
 
 
 def _kind_of_device(device: str) -> str:

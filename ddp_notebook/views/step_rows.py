@@ -303,27 +303,27 @@ def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[C
 
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
     """The collectives called by `at_ns`, in the phase that they were in then."""
-    of = {
-        rank: tuple(_at(record, at_ns) for record in issued if called_ns(record) <= at_ns)
-        for rank, issued in collectives.of.items()
-    }
+    of: dict[int, tuple[Collective, ...]] = {}
+    for rank, records in collectives.of.items():
+        then = []
+        for record in records:
+            began_ns, call = called_ns(record), record.call
+            if began_ns > at_ns:
+                continue
+            if record.issued_ns > at_ns:  # its rank was paused before it
+                call, held = replace(call, held_ns=0), Phase.HELD
+                record = replace(record, phase=held, issued_ns=began_ns, call=call, done_ns=0)
+            elif record.over and record.done_ns > at_ns:
+                call = replace(call, freed=False)
+                record = replace(record, phase=Phase.ISSUED, done_ns=0, call=call)
+            then.append(record)
+        of[rank] = tuple(then)
     return replace(collectives, of=of)
 
 
 def called_ns(record: Collective) -> int:
     """When the rank called it; it was issued later if the rank was paused."""
     return record.issued_ns - record.call.held_ns
-
-
-def _at(record: Collective, at_ns: int) -> Collective:
-    """The record as it was at `at_ns`, after the call."""
-    if record.issued_ns > at_ns:
-        began_ns = called_ns(record)
-        call = replace(record.call, held_ns=0)
-        return replace(record, phase=Phase.HELD, issued_ns=began_ns, call=call, done_ns=0)
-    if not record.over or record.done_ns <= at_ns:
-        return record
-    return replace(record, phase=Phase.ISSUED, done_ns=0, call=replace(record.call, freed=False))
 
 
 _NEXT = (

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from textwrap import TextWrapper
 
 from ddp_notebook.views import markup
@@ -147,10 +148,8 @@ class Table:
 
     def text(self) -> str:
         """Header, rule and rows; every column as wide as its widest line."""
-        used = self._used()
-        columns = [self.columns[index] for index in used]
-        head = [Cell(column.header) for column in columns]
-        rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
+        columns, cells = self._used()
+        rows = [[Cell(column.header) for column in columns], *cells]
         room = self._room(columns, rows)
         # Each cell is folded into lines first; then a column is as wide as its widest line, and a
         # row as high as its highest cell.
@@ -160,29 +159,23 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        lines = []
-        for block in blocks:
-            for number in range(max(map(len, block))):
-                parts = (
-                    column.align(cell[number] if number < len(cell) else "", width)
-                    for cell, column, width in zip(block, columns, widths, strict=True)
-                )
-                lines.append(_GAP.join(parts).rstrip())
-        return "\n".join(lines)
+        lines = (texts for block in blocks for texts in zip_longest(*block, fillvalue=""))
+        return "\n".join(
+            _GAP.join(map(Column.align, columns, texts, widths)).rstrip() for texts in lines
+        )
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
-        used, head, body = self._used(), "", ""
-        for column in (self.columns[index] for index in used):
+        columns, rows = self._used()
+        head = body = ""
+        for column in columns:
             style = f"text-align: {'right' if column.right else 'left'}; {_ALIGNED}; {markup.MUTED}"
             style += "; font-weight: 400; white-space: nowrap"
             head += f'<th scope="col" style="{style}">{escape(column.header)}</th>'
-        for row in self.rows:
+        for row, own in zip(self.rows, rows, strict=True):
             cells = ""
-            for index in used:
-                column = self.columns[index]
-                css = f"ddp-{column.header}" if self.css_class else ""
-                cells += row.cells[index].html(column, css)
+            for column, cell in zip(columns, own, strict=True):
+                cells += cell.html(column, f"ddp-{column.header}" if self.css_class else "")
             tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
             css = f' class="{row.css_class}"' if row.css_class else ""
             body += f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
@@ -192,13 +185,15 @@ class Table:
             f' style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def _used(self) -> list[int]:
-        """The columns in which a row has a value, and those that are always there."""
-        return [
+    def _used(self) -> tuple[list[Column], list[list[Cell]]]:
+        """The columns in which a row has a value, and those that are always there; their cells."""
+        used = [
             index
             for index, column in enumerate(self.columns)
             if column.always or any(row.cells[index].text for row in self.rows)
         ]
+        cells = [[row.cells[index] for index in used] for row in self.rows]
+        return [self.columns[index] for index in used], cells
 
     def _room(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> int:
         """The width that the other columns leave for the one that fills."""

@@ -27,12 +27,6 @@ _MOST_SHOWN = 4
 """A tensor with at most this many values is shown with all of them."""
 
 
-def _title(function: str, file: str) -> str:
-    if function:
-        return f"variables of {function} ({file})"
-    return f"global variables of {file}" if file else "global variables"
-
-
 def fold(
     answers: Iterable[RankVariables],
     unread: Sequence[Unread] = (),
@@ -55,7 +49,10 @@ def fold(
         for rank, scope in of_ranks.items():
             for variable in scope.variables:
                 values.setdefault(variable.name, {})[rank] = variable
-        title = "values where each rank stands" if evaluated else _title(function, file)
+        title = "values where each rank stands"
+        if not evaluated:
+            scope_of = f"variables of {function} ({file})"
+            title = scope_of if function else f"global variables of {file}".removesuffix(" of ")
         ranks = tuple(of_ranks)
         rows = tuple(row(name, of, ranks, sparks=evaluated) for name, of in values.items())
         left_out = max(scope.left_out for scope in of_ranks.values())

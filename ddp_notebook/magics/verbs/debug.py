@@ -231,7 +231,7 @@ BREAK = Verb(
             nargs="?",
             const="",
             default=None,
-            completer=lambda word, _: [each for each in ON if each.startswith(word)],
+            completer=options.one_of(ON),
         ),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
