@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
-from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
+from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_classes
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
 from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
@@ -136,7 +136,8 @@ class LiveBoard:
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
         no_rank = model.actions_json(model.actions((), running=False, in_run=False))
-        self._widget: BoardWidget = widget_class()(self._on_message, board=empty, actions=no_rank)
+        board_class, _ = widget_classes()
+        self._widget: BoardWidget = board_class(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
             self._publisher,
             self._still,

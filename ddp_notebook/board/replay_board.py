@@ -40,24 +40,22 @@ def may_show_widgets(shell: Any) -> bool:
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
 
 
-def widget_class() -> type[BoardWidget]:
-    """The widget's class; the first call takes as long as a board may take to appear.
+def widget_classes() -> tuple[type[BoardWidget], type[RunningLine]]:
+    """The classes of the board, and of the line above a running cell's output.
 
-    Imported here and not above: anywidget is optional, and %load_ext would wait half a second.
+    Imported here and not above: anywidget is optional, and %load_ext would wait half a second. The
+    first call takes as long as a board may take to appear.
     """
-    return _classes()[0]
+    from ddp_notebook.board.widget import BoardWidget, RunningLine
 
-
-def line_class() -> type[RunningLine]:
-    """Return the class of the line above a running cell's output."""
-    return _classes()[1]
+    return BoardWidget, RunningLine
 
 
 @cache
 def _are_loaded() -> bool:
     """Return True where widgets can be loaded; warn once where they cannot."""
     try:
-        _classes()
+        widget_classes()
     except Exception as error:  # noqa: BLE001  # of versions that do not fit each other, any
         warnings.warn(
             f"The board is shown without its widget, which cannot be loaded: {error!r}",
@@ -65,12 +63,6 @@ def _are_loaded() -> bool:
         )
         return False
     return True
-
-
-def _classes() -> tuple[type[BoardWidget], type[RunningLine]]:
-    from ddp_notebook.board.widget import BoardWidget, RunningLine
-
-    return BoardWidget, RunningLine
 
 
 def prepare_widgets(kernel: Any) -> None:
@@ -117,8 +109,8 @@ class ReplayBoard:
         board = board_of(replay.facts(diagnosis))
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
-        reports = saved.case.ranks if saved.case is not None else ()
-        sources = saved.case.sources if saved.case is not None else {}
+        case = saved.case
+        reports, sources = (case.ranks, case.sources) if case is not None else ((), {})
         raised = {report.rank: report.error.at for report in reports if report.error.at}
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
@@ -132,7 +124,7 @@ class ReplayBoard:
         self._found = Moment(last_ns, findings, lines)
         """The findings, which hold since ranks last issued a collective, were done with one by
         themselves, or left."""
-        self.widget: BoardWidget = widget_class()(
+        self.widget: BoardWidget = widget_classes()[0](
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},
             findings=findings,

@@ -319,10 +319,6 @@ def _bars(
             bars_of["paused"].append((scale.x(slice_[ISSUED] - slice_[HELD]), start))
         if phase in _PENDING:
             bars_of["paused" if phase == Phase.HELD else "waits"].append((start, _WIDE))
-        elif phase == PAUSED:
-            bars_of["paused"].append((start, max(end, start + 2)))
-        elif phase == FREED:
-            bars_of["freed"].append((start, max(end, start + 4)))
         elif phase == Phase.DONE:
             last = scale.x(arrived.get(timeline.collective(slice_), 0))
             begins = min(end, max(start, last))
@@ -330,7 +326,8 @@ def _bars(
                 bars_of["waits"].append((start, begins))
             bars_of["communicates"].append((begins, max(end, begins + 2)))
         else:
-            bars_of["failed"].append((start, max(end, start + 4)))
+            look, narrowest = {PAUSED: ("paused", 2), FREED: ("freed", 4)}.get(phase, ("failed", 4))
+            bars_of[look].append((start, max(end, start + narrowest)))
     return bars_of
 
 

@@ -317,9 +317,8 @@ class TabFeed:
         wanted = self._wanted(now_s)
         if "history" in wanted:
             self._show_history()
-        if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
-            self._looked_s = now_s
-            self._show_console()
+        if "console" in wanted:
+            self._show_console(now_s)
         settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
@@ -370,7 +369,10 @@ class TabFeed:
             self._told["history"] = key
             self._tell({"history": history_json(runs)})
 
-    def _show_console(self) -> None:
+    def _show_console(self, now_s: float) -> None:
+        if now_s - self._looked_s <= _WRITTEN_S:
+            return
+        self._looked_s = now_s
         run, key = self._session.runs.current, None
         if run is not None:
             key = (run.cell, run.events.changes, tuple(run.events.withheld))

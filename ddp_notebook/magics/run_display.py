@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board.buttons import Button
-from ddp_notebook.board.replay_board import can_show_widgets, line_class
+from ddp_notebook.board.replay_board import can_show_widgets, widget_classes
 from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
@@ -328,7 +328,8 @@ class Lines:
         for line in [line for line in self._made if line.over]:
             self._made.remove(line)
             line.close()
-        line = line_class()(self._session, self._buttons, text, began_s)
+        _, line_class = widget_classes()
+        line = line_class(self._session, self._buttons, text, began_s)
         self._made.append(line)
         return line
 

@@ -105,30 +105,29 @@ def nccl_text(run: BenchRun) -> str:
             *(f"#  Rank {rank:2d} Group  0 on {run.device}" for rank in curve.ranks),
             "#",
             *_NCCL_HEADING,
-            *(_nccl_line(curve, point) for point in curve.points),
+        ]
+        for point in curve.points:
+            head, mean = _nccl_head(curve, point), _by_mean(point)
+            measured = (
+                f"  {_width(mean['time'], 7)}  {_width(mean['alg_bw'], 6)}"
+                f"  {_width(mean['bus_bw'], 6)}  {point.wrong:>6}"
+            )
+            # The width of nccl-tests' columns for one placement (in-place or out-of-place). Tools
+            # that read this table find values by the position of their column.
+            nothing = " " * 33
+            places = nothing + measured if curve.operation.in_place else measured + nothing
+            line = (
+                f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
+                f"  {head['root']:>6}{places}"
+            )
+            lines.append(line.rstrip())
+        lines += [
             f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
             f"# Avg bus bandwidth    : {_average_rate(curve.points):g} ",
             "#",
             f"# Collective test concluded: {name}",
         ]
     return "\n".join(lines)
-
-
-def _nccl_line(curve: Curve, point: BenchPoint) -> str:
-    head = _nccl_head(curve, point)
-    body = _by_mean(point)
-    measured = (
-        f"  {_width(body['time'], 7)}  {_width(body['alg_bw'], 6)}  {_width(body['bus_bw'], 6)}"
-        f"  {point.wrong:>6}"
-    )
-    # The width of nccl-tests' columns for one placement (in-place or out-of-place).
-    nothing = " " * 33
-    # Tools that read this table find values by the position of their column.
-    places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
-    return (
-        f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
-        f"  {head['root']:>6}{''.join(places)}"
-    ).rstrip()
 
 
 def _width(value: float, width: int) -> str:

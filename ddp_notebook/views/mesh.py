@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 
@@ -117,11 +117,24 @@ def _about(model: ModelLayout) -> str:
 
 
 def _table(model: ModelLayout) -> Table:
+    """A row for parameters that are alike but for one number in their names."""
     every = {rank for parameter in model.parameters for rank in parameter.ranks}
-    folded = list(_folded(model.parameters))
-    rows = [_row(name, parameter, every) for name, parameter in folded[:_MOST_ROWS]]
-    if len(folded) > _MOST_ROWS:
-        more = f"and {len(folded) - _MOST_ROWS} more: --json"
+    groups: dict[tuple[object, ...], list[Placed]] = {}
+    for parameter in model.parameters:
+        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
+        # first number may differ.
+        numbers = re.findall(r"\d+", parameter.name)
+        key = re.sub(r"\d+", "#", parameter.name), *numbers[1:], replace(parameter, name="")
+        groups.setdefault(key, []).append(parameter)
+    rows = []
+    for group in list(groups.values())[:_MOST_ROWS]:
+        name = group[0].name
+        if len(group) > 1:  # ``layers.0-3.weight``
+            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
+            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
+        rows.append(_row(name, group[0], every))
+    if len(groups) > _MOST_ROWS:
+        more = f"and {len(groups) - _MOST_ROWS} more: --json"
         rows.append(Row([Cell(more), *[Cell("")] * (len(_COLUMNS) - 1)]))
     return Table(_COLUMNS, rows, WIDTH)
 
@@ -141,20 +154,3 @@ def _row(name: str, each: Placed, every: set[int]) -> Row:
         gathered or "never",
     )
     return Row([Cell(cell) for cell in cells])
-
-
-def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
-    """Parameters with their names; those alike but for one number in the name as one."""
-    groups: dict[tuple[object, ...], list[Placed]] = {}
-    for parameter in parameters:
-        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
-        # first number may differ.
-        numbers = re.findall(r"\d+", parameter.name)
-        key = re.sub(r"\d+", "#", parameter.name), *numbers[1:], replace(parameter, name="")
-        groups.setdefault(key, []).append(parameter)
-    for group in groups.values():
-        name = group[0].name
-        if len(group) > 1:  # ``layers.0-3.weight``
-            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
-            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
-        yield name, group[0]

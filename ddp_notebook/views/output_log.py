@@ -253,13 +253,15 @@ def split_errors(
     rest: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
     """What is equal without tracebacks is one group."""
     for each in groups:
+        others = []
         for item in each.items:
             if item.what is OutputKind.ERROR:
                 same = errors.setdefault(of_any_rank(item.text, each.ranks), {})
                 same.setdefault(item.text, []).extend(each.ranks)
-        others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
+            else:
+                others.append(item)
         if others:
-            rest.setdefault(repr(others), ([], others))[0].extend(each.ranks)
+            rest.setdefault(repr(others), ([], tuple(others)))[0].extend(each.ranks)
     tracebacks = []
     for text, same in errors.items():
         shown = text if len(same) > 1 else next(iter(same))

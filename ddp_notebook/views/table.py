@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from textwrap import TextWrapper
 
 from ddp_notebook.views import markup
@@ -99,29 +99,27 @@ class Cell:
 
     def html(self, column: Column, css_class: str) -> str:
         """The cell as an element."""
-        text = self._markup(column)
+        text = escape(self.text, quote=False)
+        if self.colour:
+            text = markup.chip(self.text, self.colour)
+        elif column.breaks or column.rank_set:
+            text = markup.breakable(self.text)
+        elif column.right:
+            # HTML drops spaces at the end of a cell, and decimal points would not be below each
+            # other: those here are as wide as a digit.
+            text = text.rstrip(" ").ljust(len(text), "\N{FIGURE SPACE}")
+        elif self.before:
+            text = f"<span>{text}</span>"
+        text = self.before + text
         if self.remedy:
             remedy = escape(plain(self.remedy), quote=False)
             text += f'<div style="font-weight: 600">→ {remedy}</div>'
         # What is cut is seen when the pointer rests on it.
         title = f' title="{escape(self.text)}"' if column.cuts else ""
-        style = column.style(self.text) + ("; font-weight: 600" if self.bold else "")
+        style = column.style(self.text) + "; font-weight: 600" * self.bold
         tag, scope = ("th", ' scope="row"') if column.names_row else ("td", "")
         css = f' class="{css_class}"' if css_class else ""
         return f'<{tag}{scope}{css} style="{style}"><div{title}>{text}</div></{tag}>'
-
-    def _markup(self, column: Column) -> str:
-        if self.colour:
-            return self.before + markup.chip(self.text, self.colour)
-        if column.breaks or column.rank_set:
-            return self.before + markup.breakable(self.text)
-        text = escape(self.text, quote=False)
-        if column.right:
-            number = text.rstrip(" ")
-            # HTML drops spaces at the end of a cell, and decimal points would not be below each
-            # other.
-            return number + "\N{FIGURE SPACE}" * (len(text) - len(number))  # as wide as a digit
-        return f"{self.before}<span>{text}</span>" if self.before else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        lines = (texts for block in blocks for texts in zip_longest(*block, fillvalue=""))
+        lines = chain.from_iterable(zip_longest(*block, fillvalue="") for block in blocks)
         return "\n".join(
             _GAP.join(map(Column.align, columns, texts, widths)).rstrip() for texts in lines
         )

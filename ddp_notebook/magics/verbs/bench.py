@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
@@ -91,6 +92,12 @@ _STEP_OPTIONS = (
     ),
 )
 """With any of these options `%ddp_bench` measures training steps."""
+_STEP_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **{name: (name, str) for name in ("model", "loss", "data")},
+    "batch": ("batches", parse_batches),
+    "bucket_mb": ("buckets", parse_buckets),
+}
+"""The fields of a plan by the options that give them, and how they are read."""
 
 
 def wants_steps(args: argparse.Namespace) -> bool:
@@ -155,7 +162,15 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
                 f"{name} is for collectives, and this call measures training steps: leave out "
                 f"{name}, or --model, --batch and the other options of training steps."
             )
-    plan = _step_plan(args)
+    try:
+        given = {
+            field: read(value)
+            for option, (field, read) in _STEP_FIELDS.items()
+            if (value := getattr(args, option)) is not None
+        }
+        plan = StepPlan(budget_s=parse_seconds(args.budget), **given)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
     if args.export and (problem := check_export(args.export, steps=True)):
         raise UsageMistake(problem)
 
@@ -167,18 +182,6 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
     if args.export:
         ui.say(save_steps(result, args.export))
     return result
-
-
-def _step_plan(args: argparse.Namespace) -> StepPlan:
-    """Return the plan of training steps that the options describe. Raises UsageMistake."""
-    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
-    try:
-        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
-        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(
