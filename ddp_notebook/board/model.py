@@ -195,49 +195,35 @@ def actions(
     """Return the buttons for the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
-    # Each why_not is empty where the button can be pressed; without ranks none can.
-    none, no_line = "" if running else _NO_RANK, "" if at_lines else _NO_LINE
-    statuses = {row.status for row in rows}
-    no_step = none or _no_step(rows, measuring)
-    no_answer = none or (_NO_ANSWER if statuses == {Status.STARTING} else "")
+    # Each reason is empty where the button can be pressed; without ranks none can.
+    none, busy = "" if running else _NO_RANK, _MEASURING if measuring else ""
+    no_line = "" if at_lines else _NO_LINE
+    starting = {row.status for row in rows} == {Status.STARTING}
+    no_answer = none or (_NO_ANSWER if starting else "")
+    paused = any(row.role is Role.PAUSED for row in rows)
+    no_step = none or ("" if paused else busy or _NO_STEP)
     # Outside of runs Continue goes to the last stage, until setup is done.
     in_setup = not in_run and any(row.stages_passed < len(Stage) for row in rows)
     end = Stage.VERIFIED.value if in_setup else "end"
-    restart, no_restart = _restart(rows, none, measuring)
+    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
+    restart = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
+    no_restart = none or busy or ("" if dead else CHOOSE_RANKS)
+    # Abort frees blocked ranks, and makes a group for those without one.
+    groupless = any(r.status is Status.READY and r.stages_passed < len(Stage) for r in rows)
+    helps = groupless or any(row.status in _BLOCKED for row in rows)
+    abort = Action("abort", "Abort", "%ddp_abort", False, none or ("" if helps else _NO_ABORT))
+    if measuring:
+        abort = Action("cancel", "Cancel", INTERRUPT)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
-        _abort(rows, none, measuring),
+        abort,
         Action("restart", "Restart", restart, True, no_restart),
         Action("why", "Why?", "%ddp_why", False, no_answer),
         Action("where", "Where?", "%ddp_where", True, no_answer),
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
-
-
-def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
-    """Say why no rank can be stepped; empty when one can."""
-    if any(row.role is Role.PAUSED for row in rows):
-        return ""
-    return _MEASURING if measuring else _NO_STEP
-
-
-def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
-    """Return the button that frees blocked ranks and makes a group, or ends the benchmark."""
-    if measuring:
-        return Action("cancel", "Cancel", INTERRUPT)
-    groupless = any(r.status is Status.READY and r.stages_passed < len(Stage) for r in rows)
-    helps = groupless or any(row.status in _BLOCKED for row in rows)
-    no_abort = none or ("" if helps else _NO_ABORT)
-    return Action("abort", "Abort", "%ddp_abort", False, no_abort)
-
-
-def _restart(rows: Sequence[BoardRow], none: str, measuring: bool) -> tuple[str, str]:
-    """Return the magic that restarts dead ranks, and why it cannot be pressed."""
-    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
-    magic = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
-    return magic, none or (_MEASURING if measuring else "" if dead else CHOOSE_RANKS)
 
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}

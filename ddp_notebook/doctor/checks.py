@@ -544,8 +544,8 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
     return Check.ok(name, found)
 
 
-def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | None) -> Check:
-    """Cores for the threads of all ranks. `asked` is --threads-per-rank, 0 for the default.
+def check_cores(cores: int, world_size: int, omp_num_threads: str | None) -> Check:
+    """Cores for the threads of all ranks.
 
     OMP_NUM_THREADS matters for scripts that are started here; %ddp_init sets it for its ranks.
     """
@@ -558,11 +558,10 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
         )
     first = (omp_num_threads or "").partition(",")[0].strip()  # OpenMP allows a list
     # torch reads OMP_NUM_THREADS in a script; %ddp_init sets it to cores / ranks.
-    threads = asked or (int(first) if first.isdecimal() else 1)
+    threads = int(first) if first.isdecimal() else 1
     if world_size * threads > cores:
-        whose = "--threads-per-rank" if asked else "OMP_NUM_THREADS"
-        found = f"{world_size} ranks × {threads} threads ({whose}) on {cores}: they slow each "
-        found += "other down"
+        found = f"{world_size} ranks × {threads} threads (OMP_NUM_THREADS) on {cores}: they slow "
+        found += "each other down"
         return Check.warning(
             name, found, f"Use {cores // world_size} threads a rank, as %ddp_init does by default."
         )

@@ -360,7 +360,18 @@ def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
     dead = tuple(rank for rank in gone if not snapshot.ranks[rank].restarting)
     running = snapshot.with_status(Status.RUNNING)
     if dead and not snapshot.ended and (running or not set(dead) <= set(told)):
-        lines.append(_how_to_restart(dead, running, len(snapshot.ranks)))
+        who, restart = name_ranks(dead), f"%ddp_restart --ranks {format_ranks(dead)}"
+        if running:
+            all_of = "both" if len(dead) + len(running) == 2 else "all of them"
+            lines.append(
+                f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
+                f"{restart}. If that waits for {who}, interrupt it and restart {all_of}: "
+                f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
+            )
+        else:
+            every = len(dead) == len(snapshot.ranks)
+            kept = "without their variables" if every else "the others keep their variables"
+            lines.append(f"{who.capitalize()} can be brought back, {kept}: {restart}")
     return tuple(dict.fromkeys(lines))
 
 
@@ -370,19 +381,4 @@ def no_group(ranks: Ranks) -> str:
         f"{verb(ranks, 'has', 'have').capitalize()} no process group, "
         f"{agree(ranks, 'its', 'their')} code destroyed it: %ddp_abort makes a new one, and "
         "variables stay."
-    )
-
-
-def _how_to_restart(dead: Ranks, running: Ranks, world_size: int) -> str:
-    restart = f"%ddp_restart --ranks {format_ranks(dead)}"
-    who = name_ranks(dead)
-    if not running:
-        every = len(dead) == world_size
-        variables = "without their variables" if every else "the others keep their variables"
-        return f"{who.capitalize()} can be brought back, {variables}: {restart}"
-    them = "both" if len(dead) + len(running) == 2 else "all of them"
-    return (
-        f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
-        f"{restart}. If that waits for {who}, interrupt it and restart {them}: "
-        f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
     )

@@ -346,10 +346,7 @@ class StoppedFile:
         return tuple(stop.rank for stop in self.stops.get(line, ()))
 
 
-def line_table(
-    stops: Mapping[int, LineStopped],
-    others: StepTable,
-) -> StepTable:
+def line_table(stops: Mapping[int, LineStopped], others: StepTable) -> StepTable:
     """The table of `stops`, and of the ranks of `others` without one."""
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
@@ -361,20 +358,25 @@ def line_table(
             rows.append(StepRow(same, passed, "paused", stop_text(stop, names[stop.file])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
+        text = row.text
+        if row.limit_s:  # a collective that was issued before the others paused may time out
+            left_s = max(0.0, row.limit_s - row.since_s)
+            ends_in = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+            limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
+            text += f"; its group's timeout ({limit}) ends it in {ends_in}"
         if left:
-            rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
-    title = f"Paused: {_lines_title(stops, names)}."
+            rows.append(replace(row, ranks=left, text=text))
+    # In the title the line of the most ranks comes first, and a file is named once.
+    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
+    parts, before = [], ""
+    for ranks, (file, line) in sorted(places, key=lambda each: (-len(each[0]), each)):
+        where = place(file, line, names[file])
+        if file == before:
+            where = f"line {line}" if _is_cell(file) else f":{line}"
+        before = file
+        parts.append(f"{name_ranks(ranks)} at {where}")
+    title = f"Paused: {'; '.join(parts)}."
     return StepTable(title, tuple(rows), next_call=_NEXT, details=_source_around(stops))
-
-
-def _limit(row: StepRow) -> str:
-    """The warning that a collective may time out while others are paused: it was issued before."""
-    if not row.limit_s:
-        return ""
-    left_s = max(0.0, row.limit_s - row.since_s)
-    left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
-    limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
-    return f"; its group's timeout ({limit}) ends it in {left}"
 
 
 def place(file: str, line: int, name: str = "") -> str:
@@ -420,28 +422,8 @@ def frames_text(
     return tuple(lines)
 
 
-def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
-    """The ranks at each line; the line of the most ranks first."""
-    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
-    return {place: ranks for ranks, place in sorted(places, key=lambda each: (-len(each[0]), each))}
-
-
 def _is_cell(file: str) -> bool:
     return file.startswith("cell ")
-
-
-def _lines_title(
-    stops: Mapping[int, LineStopped],
-    names: Mapping[str, str],
-) -> str:
-    parts, before = [], ""
-    for (file, line), ranks in places_of(stops).items():
-        where = place(file, line, names[file])
-        if file == before:
-            where = f"line {line}" if _is_cell(file) else f":{line}"
-        before = file
-        parts.append(f"{name_ranks(ranks)} at {where}")
-    return "; ".join(parts)
 
 
 def stop_text(stop: LineStopped, name: str = "") -> str:
