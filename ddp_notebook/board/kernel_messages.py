@@ -62,13 +62,6 @@ def _shell_stream(kernel: Any) -> Any:
     return stream if all(getattr(stream, name, None) is not None for name in known) else None
 
 
-def _reply_socket(kernel: Any) -> Any:
-    """Return the socket for the main thread's replies."""
-    if getattr(kernel, "shell_channel_thread", None) is not None:
-        return kernel.shell_channel_thread.manager.get_subshell_to_shell_channel_socket(None)
-    return kernel.shell_stream
-
-
 def _handled(frames: list[Any], kernel: Any) -> bool:
     """Handle a message if that can be done now; return True if so."""
     import zmq
@@ -85,7 +78,10 @@ def _handled(frames: list[Any], kernel: Any) -> bool:
         return False
     try:
         message = session.deserialize(rest, content=True, copy=False)
-        socket = _reply_socket(kernel)
+        socket = kernel.shell_stream
+        if getattr(kernel, "shell_channel_thread", None) is not None:  # ipykernel 7
+            manager = kernel.shell_channel_thread.manager
+            socket = manager.get_subshell_to_shell_channel_socket(None)
         if kind in _COMMS:
             kernel.shell_handlers[kind](socket, idents, message)
             return True

@@ -129,8 +129,14 @@ def findings_json(
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
             sides = [
-                {"call": "", "tensor": "", "site": location["call_site"]}
-                | {name: location[name] for name in ("ranks", "lines", "line")}
+                {
+                    "ranks": location["ranks"],
+                    "call": "",
+                    "tensor": "",
+                    "site": location["call_site"],
+                    "lines": location["lines"],
+                    "line": location["line"],
+                }
                 for location in locations_json(own[:MOST_SIDES])
             ]
         evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
