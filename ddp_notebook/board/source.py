@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import (
     Collective,
-    Collectives,
     Diagnosis,
     Place,
     RankState,
@@ -114,23 +113,19 @@ class BoardSource:
                 news = of_run(self._tails.follow(logs, run), run.events.left_ns)
         diagnosis = self._diagnosis(snapshot, bool(news))
         store, stops = session.setup.store, session.runs.stops
+        facts = BoardFacts(snapshot, diagnosis=diagnosis, store=store, stops=stops)
         if run is None:
-            return BoardFacts(
-                snapshot, Collectives(), (), diagnosis, {}, store, {}, stops, ()
-            ), news
+            return facts, news
         own = run.started_ranks  # which the script started itself: they are shown in its place
         if own is not None and (started := own.shown(run.title, diagnosis)) is not None:
             return started, news
-        facts = BoardFacts(
-            snapshot,
-            self._tails.collectives,
-            run.pending,
-            diagnosis,
-            run.sources,
-            store,
-            _raised_in(run, snapshot),
-            stops,
-            run.ranks,
+        facts = replace(
+            facts,
+            collectives=self._tails.collectives,
+            pending=run.pending,
+            sources=run.sources,
+            raised=_raised_in(run, snapshot),
+            members=run.ranks,
         )
         return facts, news
 
@@ -140,10 +135,7 @@ class BoardSource:
         key = (stops, breakpoints)
         if key != self._stops_key:
             self._stops_key, self._stops = key, {}
-            run = next(
-                (run for run in self._session.runs.all[::-1] if run.stops),
-                None,
-            )
+            run = next((run for run in self._session.runs.all[::-1] if run.stops), None)
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 if stops and run is not None:

@@ -83,10 +83,10 @@ def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> No
     _matchers(shell).append(matches)
 
 
-def withdraw_completion(shell: Any) -> None:
-    """Undo `offer_completion`."""
+def withdraw_completion(shell: Any, identifier: str = _LINE_MATCHER) -> None:
+    """Undo `offer_completion`, or what another of our matchers offers."""
     matchers = _matchers(shell)
-    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _LINE_MATCHER]
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != identifier]
 
 
 def _matchers(shell: Any) -> list[Any]:
@@ -117,8 +117,7 @@ class RankNames:
 
     def withdraw(self) -> None:
         """Undo it."""
-        matchers = _matchers(self._ui.shell)
-        matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _CELL_MATCHER]
+        withdraw_completion(self._ui.shell, _CELL_MATCHER)
         if self._kernel is not None:
             vars(self._kernel).pop("do_inspect", None)
 

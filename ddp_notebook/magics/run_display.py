@@ -110,12 +110,12 @@ class RunDisplay:
             with self._opening:
                 over = True
             if live is not None and sys.exc_info()[0] is not None:
-                live.end(NOTHING, "")
+                live.end(None, "")
         # Paused ranks will move when another cell says so, and what they do then belongs to this
         # cell.
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
-                live.end(NOTHING, "")
+                live.end(None, "")
             self._follow_paused(runs[0])
         else:
             self._show_end(result, live, time.monotonic() - started_s)
@@ -133,8 +133,7 @@ class RunDisplay:
                 how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
         if live is not None:
             # The region is above everything else that this cell shows.
-            words = {"text/plain": "" if live.has_line else how}
-            live.end(headlines[0] if headlines else words, how)
+            live.end(headlines[0] if headlines else None, how)
             headlines = headlines[1:] if live.region.shown else headlines
         self._publish(result, headlines)
 
@@ -366,15 +365,13 @@ class LiveRun:
             context=context,
         )
 
-    def end(self, shown: Bundle, how: str) -> None:
-        """Replace the run's display by `shown`, and the line by `how` it ended."""
-        self.region.close(shown)
-        self._end_line(how)
+    def end(self, shown: Bundle | None, how: str) -> None:
+        """Replace the run's display by `shown`, and the line by `how` it ended.
 
-    @property
-    def has_line(self) -> bool:
-        """True if a line of its own says how it ended."""
-        return self._line is not None
+        With nothing to show the display says how it ended, where no line of its own does.
+        """
+        self.region.close(shown or {"text/plain": how if self._line is None else ""})
+        self._end_line(how)
 
     def _look(self) -> Bundle:
         run = self._run
