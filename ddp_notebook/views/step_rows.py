@@ -311,8 +311,8 @@ def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
             if began_ns > at_ns:
                 continue
             if record.issued_ns > at_ns:  # its rank was paused before it
-                call, held = replace(call, held_ns=0), Phase.HELD
-                record = replace(record, phase=held, issued_ns=began_ns, call=call, done_ns=0)
+                call = replace(call, held_ns=0)
+                record = replace(record, phase=Phase.HELD, issued_ns=began_ns, done_ns=0, call=call)
             elif record.over and record.done_ns > at_ns:
                 call = replace(call, freed=False)
                 record = replace(record, phase=Phase.ISSUED, done_ns=0, call=call)
