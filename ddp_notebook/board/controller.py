@@ -146,11 +146,7 @@ class LiveBoard:
         )
 
     def open(
-        self,
-        delay_s: float,
-        show: Callable[[Mapping[str, Any]], None],
-        *,
-        in_panel: bool = False,
+        self, delay_s: float, show: Callable[[Mapping[str, Any]], None], *, in_panel: bool = False
     ) -> None:
         """Begin drawing after `delay_s`. `show` displays the widget, the cell has its picture.
 

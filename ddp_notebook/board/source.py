@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.board import tab_contents
 from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import (
-    Collective,
-    Diagnosis,
-    Place,
-    RankState,
-    Snapshot,
-    Status,
-)
+from ddp_notebook.model import Collective, Diagnosis, Place, RankState, Snapshot, Status
 from ddp_notebook.model.fold import LinePause, state_at
 from ddp_notebook.session.stepping import source_of
 from ddp_notebook.views.board_rows import BoardFacts

@@ -17,12 +17,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
 from ddp_notebook.model import agree, counted, format_bytes, name_ranks, verb
 from ddp_notebook.model.doctor import Check, Verdict
-from ddp_notebook.session.preflight import (
-    OLDEST,
-    RANK_BYTES,
-    release,
-    why_too_little_memory,
-)
+from ddp_notebook.session.preflight import OLDEST, RANK_BYTES, release, why_too_little_memory
 
 # -- software ----------------------------------------------------------------------------
 
@@ -522,9 +517,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
     more += "remount,size=2g /dev/shm"
     if size is None:
         return Check.warning(
-            name,
-            "missing: DataLoader workers cannot start",
-            "sudo mount -t tmpfs tmpfs /dev/shm",
+            name, "missing: DataLoader workers cannot start", "sudo mount -t tmpfs tmpfs /dev/shm"
         )
     total, free = size
     found = f"{format_bytes(free)} free of {format_bytes(total)}"
@@ -534,9 +527,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
         )
     if free < 32 << 20 <= total:
         return Check.warning(
-            name,
-            f"{found}: DataLoader workers will crash",
-            "See what fills it: ls /dev/shm",
+            name, f"{found}: DataLoader workers will crash", "See what fills it: ls /dev/shm"
         )
     # Docker gives a container 64 MiB by default.
     if total < 256 << 20:

@@ -151,10 +151,7 @@ def _kind_of_device(device: str) -> str:
 
 
 def _row(
-    state: RankState,
-    record: Collective | None,
-    missing: MissingRanks,
-    facts: BoardFacts,
+    state: RankState, record: Collective | None, missing: MissingRanks, facts: BoardFacts
 ) -> BoardRow:
     """The row of one rank. `record` is the latest collective of a rank that is in a run."""
     activity = _activity(state, record, missing, facts)
@@ -198,10 +195,7 @@ class _Activity:
 
 
 def _activity(
-    state: RankState,
-    record: Collective | None,
-    missing: MissingRanks,
-    facts: BoardFacts,
+    state: RankState, record: Collective | None, missing: MissingRanks, facts: BoardFacts
 ) -> _Activity:
     text = describe(state)
     match state.status:

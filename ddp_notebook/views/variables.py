@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ddp_notebook.model import (
-    Unread,
-    VariableSection,
-    VariableTable,
-    format_ranks,
-    name_ranks,
-)
+from ddp_notebook.model import Unread, VariableSection, VariableTable, format_ranks, name_ranks
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.markup import view

@@ -39,9 +39,7 @@ _COLLECTIVE_OPTIONS = (
         completer=list_of(OP_NAMES),
     ),
     Option(
-        "--min SIZE",
-        "smallest size, such as 4K (default: 4 bytes, or one element)",
-        default="auto",
+        "--min SIZE", "smallest size, such as 4K (default: 4 bytes, or one element)", default="auto"
     ),
     Option(
         "--max SIZE",
@@ -73,11 +71,7 @@ _STEP_OPTIONS = (
         "mlp, transformer (default: cnn, when another of these options is given)",
         type=str,
     ),
-    Option(
-        "--batch SIZES",
-        "batch sizes per rank, such as 8,16,32 (default 8,32,128)",
-        type=str,
-    ),
+    Option("--batch SIZES", "batch sizes per rank, such as 8,16,32 (default 8,32,128)", type=str),
     Option(
         "--bucket-mb SIZES",
         "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",

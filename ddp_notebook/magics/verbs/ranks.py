@@ -109,10 +109,7 @@ INIT = Verb(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
-        (
-            "%ddp_init --world-size 2 --replace",
-            "two ranks; 0 and 1 keep their variables",
-        ),
+        ("%ddp_init --world-size 2 --replace", "two ranks; 0 and 1 keep their variables"),
     ),
     run=_init,
     options=(
