@@ -6,6 +6,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
@@ -135,7 +136,7 @@ class LiveBoard:
         """The board that the widget shows."""
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
-        no_rank = model.actions_json(model.actions((), running=False, in_run=False))
+        no_rank = [asdict(action) for action in model.actions((), running=False, in_run=False)]
         board_class, _ = widget_classes()
         self._widget: BoardWidget = board_class(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
@@ -280,6 +281,9 @@ class LiveBoard:
         widget, session = self._widget, self._session
         benchmark = session.benchmarks.current
         in_run = self._in_run and bool(facts.pending)
+        actions = model.actions(
+            board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
+        )
         # What did not change is compared by value and not sent, so nothing here may hold an age or
         # a time of day.
         shown = model.board_json(board, self._epoch_ns)
@@ -296,11 +300,7 @@ class LiveBoard:
             findings=model.findings_json(facts.diagnosis, facts.sources, at),
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
-            actions=model.actions_json(
-                model.actions(
-                    board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
-                )
-            ),
+            actions=[asdict(action) for action in actions],
         )
         found = widget.drawn
         past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))

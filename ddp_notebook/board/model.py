@@ -8,7 +8,7 @@ codes are taken out here, as in the other views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -184,11 +184,6 @@ def locations_json(locations: Sequence[StackLocation]) -> list[dict[str, Any]]:
         }
         for location in locations
     ]
-
-
-def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
-    """The buttons, always the same ones in the same order."""
-    return [asdict(action) for action in actions]
 
 
 def actions(
