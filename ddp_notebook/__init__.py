@@ -7,14 +7,16 @@ do not know each other (checked by import-linter, see pyproject.toml):
 
     magics | __main__                the verbs as magics; the console script
     board | doctor | workshop        the live board; checks of the machine; the exercises' judges
+      | run | pytest                 a script as a prepared rank; tests whose ranks hang
     testing                          fakes, for tests
     session                          everything a user can do, without a notebook
-    cluster | archive                ipyparallel, known here only; saved runs
+    jobs                             jobs that no notebook started
+    cluster | archive | autoload     ipyparallel, known here only; saved runs; torch's hook
     rank | diagnosis | views         what runs on a rank; the rules; text, HTML and plots
     launch                           starts processes
-    state | bench | faults           pure: state from events; plans and statistics; the fault lab
-    errors | files | replaced        wrong calls; files of others, with care; what was replaced
-    model                            values
+    bench | faults                   pure: plans and statistics; the fault lab
+    errors | files | syntax          wrong calls; files of others, with care; source as a tree
+    model                            values, and the fold of events into a state
 
 Importing this package imports none of them: every rank imports it, and `%load_ext` is
 to return at once.

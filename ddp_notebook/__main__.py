@@ -71,20 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     version = f"ddp-notebook {metadata.version('ddp-notebook')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_demo_and_doctor(commands)
-    commandline.add(commands)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """Ends with the exit code of all wrong usage: argparse's own, 2, stands for undecided."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
-
-
-def _add_demo_and_doctor(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="open the tutorial in JupyterLab, or run it with --headless",
@@ -117,6 +103,16 @@ def _add_demo_and_doctor(commands: Any) -> None:
     add("--master-port", type=int, default=0, help="a port to check (default: MASTER_PORT)")
     add("--json", action="store_true", help="print it as JSON")
     doctor.set_defaults(run=_doctor)
+    commandline.add(commands)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with the exit code of all wrong usage: argparse's own, 2, stands for undecided."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -42,7 +42,15 @@ def main(arguments: Sequence[str]) -> int:
         if as_module:
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         else:
-            _run_file(rest[0])
+            # As the main module, which it stays until Python ends.
+            path = Path(rest[0]).absolute()  # as Python names it: a script may change its folder
+            if not sys.flags.safe_path:
+                sys.path[0] = str(path.resolve().parent)
+            main_module = ModuleType("__main__")
+            vars(main_module).update(__file__=str(path), __builtins__=builtins, __cached__=None)
+            sys.modules["__main__"] = main_module
+            code = compile(path.read_bytes(), str(path), "exec")
+            exec(code, vars(main_module))  # noqa: S102  # it is what was asked for
     except Exception as error:  # noqa: BLE001  # Python, too, shows whatever ends a script
         # As Python shows it: without the lines that led to the script.
         trace = _of_script(error.__traceback__)
@@ -56,18 +64,6 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return trace
-
-
-def _run_file(name: str) -> None:
-    """Run a file as the main module, which it stays until Python ends."""
-    path = Path(name).absolute()  # as Python names it: a script may change its folder
-    if not sys.flags.safe_path:
-        sys.path[0] = str(path.resolve().parent)
-    main_module = ModuleType("__main__")
-    vars(main_module).update(__file__=str(path), __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = main_module
-    code = compile(path.read_bytes(), str(path), "exec")
-    exec(code, vars(main_module))  # noqa: S102  # it is what was asked for
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
-from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
+from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_classes
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
 from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
@@ -135,8 +136,9 @@ class LiveBoard:
         """The board that the widget shows."""
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
-        no_rank = model.actions_json(model.actions((), running=False, in_run=False))
-        self._widget: BoardWidget = widget_class()(self._on_message, board=empty, actions=no_rank)
+        no_rank = [asdict(action) for action in model.actions((), running=False, in_run=False)]
+        board_class, _ = widget_classes()
+        self._widget: BoardWidget = board_class(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
             self._publisher,
             self._still,
@@ -145,11 +147,7 @@ class LiveBoard:
         )
 
     def open(
-        self,
-        delay_s: float,
-        show: Callable[[Mapping[str, Any]], None],
-        *,
-        in_panel: bool = False,
+        self, delay_s: float, show: Callable[[Mapping[str, Any]], None], *, in_panel: bool = False
     ) -> None:
         """Begin drawing after `delay_s`. `show` displays the widget, the cell has its picture.
 
@@ -255,7 +253,12 @@ class LiveBoard:
             no_ranks = not facts.snapshot.ranks or facts.snapshot.ended
             if self._shown is None and not closing and no_ranks:
                 return  # %ddp_init has not cleared the record yet
-            memory = self._memory_of(facts.snapshot.world_size)
+            of, memory = (self._session.record.began_ns, facts.snapshot.world_size), self.memory
+            if memory is None or memory.of != of:  # a new session gets a new one
+                epoch_ns = self._epoch_ns if memory is not None else min(of[0], self._opened_ns)
+                timeline = Timeline(epoch_ns, of[1])
+                timeline.generation += memory.timeline.generation if memory is not None else 0
+                self.memory = memory = Memory(of, epoch_ns, timeline, Past())
             memory.timeline.take(source.run, news, source.title, source.pauses)
             memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
@@ -268,17 +271,6 @@ class LiveBoard:
         # wrote.
         self._tabs.turn(self._source.key())
 
-    def _memory_of(self, world_size: int) -> Memory:
-        """Return the memory of this session; a new session gets a new one."""
-        of = (self._session.record.began_ns, world_size)
-        before = self.memory
-        if before is None or before.of != of:
-            epoch_ns = min(of[0], self._opened_ns) if before is None else self._epoch_ns
-            timeline = Timeline(epoch_ns, world_size)
-            timeline.generation += before.timeline.generation if before is not None else 0
-            self.memory = before = Memory(of, epoch_ns, timeline, Past())
-        return before
-
     @property
     def _epoch_ns(self) -> int:
         """From when on times are counted."""
@@ -289,6 +281,9 @@ class LiveBoard:
         widget, session = self._widget, self._session
         benchmark = session.benchmarks.current
         in_run = self._in_run and bool(facts.pending)
+        actions = model.actions(
+            board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
+        )
         # What did not change is compared by value and not sent, so nothing here may hold an age or
         # a time of day.
         shown = model.board_json(board, self._epoch_ns)
@@ -305,11 +300,7 @@ class LiveBoard:
             findings=model.findings_json(facts.diagnosis, facts.sources, at),
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
-            actions=model.actions_json(
-                model.actions(
-                    board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
-                )
-            ),
+            actions=[asdict(action) for action in actions],
         )
         found = widget.drawn
         past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))

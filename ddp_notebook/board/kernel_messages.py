@@ -9,6 +9,7 @@ when the cell is over.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -61,15 +62,10 @@ def _shell_stream(kernel: Any) -> Any:
     return stream if all(getattr(stream, name, None) is not None for name in known) else None
 
 
-def _reply_socket(kernel: Any) -> Any:
-    """Return the socket for the main thread's replies."""
-    if getattr(kernel, "shell_channel_thread", None) is not None:
-        return kernel.shell_channel_thread.manager.get_subshell_to_shell_channel_socket(None)
-    return kernel.shell_stream
-
-
 def _handled(frames: list[Any], kernel: Any) -> bool:
     """Handle a message if that can be done now; return True if so."""
+    import zmq
+
     session = kernel.session
     try:
         idents, rest = session.feed_identities(frames, copy=False)
@@ -82,35 +78,26 @@ def _handled(frames: list[Any], kernel: Any) -> bool:
         return False
     try:
         message = session.deserialize(rest, content=True, copy=False)
+        socket = kernel.shell_stream
+        if getattr(kernel, "shell_channel_thread", None) is not None:  # ipykernel 7
+            manager = kernel.shell_channel_thread.manager
+            socket = manager.get_subshell_to_shell_channel_socket(None)
         if kind in _COMMS:
-            kernel.shell_handlers[kind](_reply_socket(kernel), idents, message)
-        else:
-            _answer(kernel, kind, idents, message)
+            kernel.shell_handlers[kind](socket, idents, message)
+            return True
+        # Who asks takes it for answered when the kernel says that it is idle.
+        kernel._publish_status("busy", "shell", parent=message)
+        reply = kernel.shell_handlers[kind](socket, idents, message)
+        if inspect.iscoroutine(reply):
+            with contextlib.suppress(StopIteration):  # it waits for nothing
+                reply.send(None)
+                reply.close()
+                raise RuntimeError("the kernel waits for something to answer this")
+        if hasattr(socket, "flush"):  # a stream, whose loop does not run now
+            socket.flush(zmq.POLLOUT)
+        kernel._publish_status("idle", "shell", parent=message)
+        parent = kernel.get_parent("shell")
+        kernel._publish_status("busy", "shell", parent=parent)  # the cell still is
     except Exception:  # a page's message must not end the user's cell
         logging.getLogger(__name__).warning("a page's message was not handled", exc_info=True)
     return True
-
-
-def _answer(kernel: Any, kind: str, idents: Any, message: Any) -> None:
-    """Answer a question. Its asker takes it for answered when the kernel says so."""
-    import zmq
-
-    socket = _reply_socket(kernel)
-    kernel._publish_status("busy", "shell", parent=message)
-    reply = kernel.shell_handlers[kind](socket, idents, message)
-    if inspect.iscoroutine(reply):
-        _run_through(reply)
-    if hasattr(socket, "flush"):  # a stream, whose loop does not run now
-        socket.flush(zmq.POLLOUT)
-    kernel._publish_status("idle", "shell", parent=message)
-    kernel._publish_status("busy", "shell", parent=kernel.get_parent("shell"))  # the cell still is
-
-
-def _run_through(reply: Any) -> None:
-    """Run a coroutine that waits for nothing."""
-    try:
-        reply.send(None)
-    except StopIteration:
-        return
-    reply.close()
-    raise RuntimeError("the kernel waits for something to answer this")

@@ -8,14 +8,14 @@ codes are taken out here, as in the other views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.model import (
     Board,
     BoardRow,
     Diagnosis,
-    Finding,
     Role,
     Side,
     Snapshot,
@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     format_ranks,
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
+from ddp_notebook.views.board import headline_alone
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 from ddp_notebook.views.stack_tree import code_around
 
@@ -56,13 +57,12 @@ class Action:
 
 def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     """The board as JSON: the rows, and what is above and below them."""
-    address, standing = board.snapshot.init_method or "", board.snapshot.notes
-    headline = board.headline.replace(f" · {address}", "") if address else board.headline
+    standing = board.snapshot.notes
     loading = board.snapshot.loading
     since_us = _micros(loading.since_ns, epoch_ns) if loading is not None else 0
     return {
-        "headline": _line(headline),
-        "address": _line(address),
+        "headline": _line(headline_alone(board)),
+        "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
         "loading": loading and {"percent": loading.percent, "since_us": since_us},
@@ -115,7 +115,7 @@ def benchmark_json(what: str, done: float) -> dict[str, Any]:
 
 def findings_json(
     diagnosis: Diagnosis | None,
-    sources: Mapping[str, str] | None = None,
+    sources: Mapping[str, str] = MappingProxyType({}),
     at: Sequence[StackLocation] = (),
 ) -> list[dict[str, Any]]:
     """The findings, the one that counts most first. `at` are the lines in which ranks are: of a
@@ -125,21 +125,37 @@ def findings_json(
         return []
     made: list[dict[str, Any]] = []
     for finding in diagnosis.findings[:8]:
-        sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
+        sides = [_side(side, sources) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
             sides = [
                 {
-                    "ranks": format_ranks(location.ranks),
+                    "ranks": location["ranks"],
                     "call": "",
                     "tensor": "",
-                    "site": _line(location.call_site),
-                    "lines": [[number, _code(text)] for number, text in location.lines],
-                    "line": location.line,
+                    "site": location["call_site"],
+                    "lines": location["lines"],
+                    "line": location["line"],
                 }
-                for location in own[:MOST_SIDES]
+                for location in locations_json(own[:MOST_SIDES])
             ]
-        made.append({**_finding(finding, diagnosis), "sides": sides})
+        evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
+        if past := past_words(diagnosis):
+            evidence.insert(0, _line(past))
+        made.append(
+            {
+                "category": finding.category.value,
+                "symbol": symbol(finding),
+                "passing": finding.passing,
+                "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
+                "ranks": format_ranks(finding.ranks),
+                "waiting": waiting_words(finding, diagnosis),
+                "remedy": "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS],
+                "magics": list(map(_line, finding.commands)),
+                "evidence": evidence,
+                "sides": sides,
+            }
+        )
     return made
 
 
@@ -153,24 +169,6 @@ def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
         "site": _line(str(place)) if place is not None else "",
         "lines": [[n, _code(text)] for n, text in code_around(place, sources)] if place else [],
         "line": place.line if place is not None else 0,
-    }
-
-
-def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
-    remedy = "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS]
-    evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
-    if past := past_words(diagnosis):
-        evidence.insert(0, _line(past))
-    return {
-        "category": finding.category.value,
-        "symbol": symbol(finding),
-        "passing": finding.passing,
-        "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
-        "ranks": format_ranks(finding.ranks),
-        "waiting": waiting_words(finding, diagnosis),
-        "remedy": remedy,
-        "magics": [_line(command) for command in finding.commands],
-        "evidence": evidence,
     }
 
 
@@ -188,11 +186,6 @@ def locations_json(locations: Sequence[StackLocation]) -> list[dict[str, Any]]:
     ]
 
 
-def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
-    """The buttons, always the same ones in the same order."""
-    return [asdict(action) for action in actions]
-
-
 def actions(
     rows: Sequence[BoardRow],
     running: bool,
@@ -203,53 +196,35 @@ def actions(
     """Return the buttons for the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
-    # Each why_not is empty where the button can be pressed; without ranks none can.
-    none, no_line = "" if running else _NO_RANK, "" if at_lines else _NO_LINE
-    statuses = {row.status for row in rows}
-    no_step = none or _no_step(rows, measuring)
-    no_answer = none or (_NO_ANSWER if statuses == {Status.STARTING} else "")
-    end = "end" if in_run else _end_of(rows)
-    restart, no_restart = _restart(rows, none, measuring)
+    # Each reason is empty where the button can be pressed; without ranks none can.
+    none, busy = "" if running else _NO_RANK, _MEASURING if measuring else ""
+    no_line = "" if at_lines else _NO_LINE
+    starting = {row.status for row in rows} == {Status.STARTING}
+    no_answer = none or (_NO_ANSWER if starting else "")
+    paused = any(row.role is Role.PAUSED for row in rows)
+    no_step = none or ("" if paused else busy or _NO_STEP)
+    # Outside of runs Continue goes to the last stage, until setup is done.
+    in_setup = not in_run and any(row.stages_passed < len(Stage) for row in rows)
+    end = Stage.VERIFIED.value if in_setup else "end"
+    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
+    restart = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
+    no_restart = none or busy or ("" if dead else CHOOSE_RANKS)
+    # Abort frees blocked ranks, and makes a group for those without one.
+    groupless = any(r.status is Status.READY and r.stages_passed < len(Stage) for r in rows)
+    helps = groupless or any(row.status in _BLOCKED for row in rows)
+    abort = Action("abort", "Abort", "%ddp_abort", False, none or ("" if helps else _NO_ABORT))
+    if measuring:
+        abort = Action("cancel", "Cancel", INTERRUPT)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
-        _abort(rows, none, measuring),
+        abort,
         Action("restart", "Restart", restart, True, no_restart),
         Action("why", "Why?", "%ddp_why", False, no_answer),
         Action("where", "Where?", "%ddp_where", True, no_answer),
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
-
-
-def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
-    """Say why no rank can be stepped; empty when one can."""
-    if any(row.role is Role.PAUSED for row in rows):
-        return ""
-    return _MEASURING if measuring else _NO_STEP
-
-
-def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
-    """Return the button that frees blocked ranks and makes a group, or ends the benchmark."""
-    if measuring:
-        return Action("cancel", "Cancel", INTERRUPT)
-    groupless = any(r.status is Status.READY and r.stages_passed < len(Stage) for r in rows)
-    helps = groupless or any(row.status in _BLOCKED for row in rows)
-    no_abort = none or ("" if helps else _NO_ABORT)
-    return Action("abort", "Abort", "%ddp_abort", False, no_abort)
-
-
-def _end_of(rows: Sequence[BoardRow]) -> str:
-    """Return the goal of Continue outside of runs: the last stage, until setup is done."""
-    in_setup = any(row.stages_passed < len(Stage) for row in rows)
-    return Stage.VERIFIED.value if in_setup else "end"
-
-
-def _restart(rows: Sequence[BoardRow], none: str, measuring: bool) -> tuple[str, str]:
-    """Return the magic that restarts dead ranks, and why it cannot be pressed."""
-    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
-    magic = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
-    return magic, none or (_MEASURING if measuring else "" if dead else CHOOSE_RANKS)
 
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}

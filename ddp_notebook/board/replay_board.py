@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
-from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views.board_rows import BoardFacts, board_of
 from ddp_notebook.views.notebook import mime_bundle
@@ -40,24 +40,22 @@ def may_show_widgets(shell: Any) -> bool:
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
 
 
-def widget_class() -> type[BoardWidget]:
-    """The widget's class; the first call takes as long as a board may take to appear.
+def widget_classes() -> tuple[type[BoardWidget], type[RunningLine]]:
+    """The classes of the board, and of the line above a running cell's output.
 
-    Imported here and not above: anywidget is optional, and %load_ext would wait half a second.
+    Imported here and not above: anywidget is optional, and %load_ext would wait half a second. The
+    first call takes as long as a board may take to appear.
     """
-    return _classes()[0]
+    from ddp_notebook.board.widget import BoardWidget, RunningLine
 
-
-def line_class() -> type[RunningLine]:
-    """Return the class of the line above a running cell's output."""
-    return _classes()[1]
+    return BoardWidget, RunningLine
 
 
 @cache
 def _are_loaded() -> bool:
     """Return True where widgets can be loaded; warn once where they cannot."""
     try:
-        _classes()
+        widget_classes()
     except Exception as error:  # noqa: BLE001  # of versions that do not fit each other, any
         warnings.warn(
             f"The board is shown without its widget, which cannot be loaded: {error!r}",
@@ -65,12 +63,6 @@ def _are_loaded() -> bool:
         )
         return False
     return True
-
-
-def _classes() -> tuple[type[BoardWidget], type[RunningLine]]:
-    from ddp_notebook.board.widget import BoardWidget, RunningLine
-
-    return BoardWidget, RunningLine
 
 
 def prepare_widgets(kernel: Any) -> None:
@@ -100,12 +92,6 @@ def past_message(
     }
 
 
-def _last_ns(records: Sequence[Collective]) -> int:
-    """When ranks last issued a collective, or were done with one by themselves."""
-    times = (max(record.issued_ns, record.done_ns) for record in records if not record.call.freed)
-    return max(times, default=0)
-
-
 class ReplayBoard:
     """A saved run in the same widget, with nothing to press."""
 
@@ -123,18 +109,22 @@ class ReplayBoard:
         board = board_of(replay.facts(diagnosis))
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
-        reports = saved.case.ranks if saved.case is not None else ()
-        sources = saved.case.sources if saved.case is not None else {}
+        case = saved.case
+        reports, sources = (case.ranks, case.sources) if case is not None else ((), {})
         raised = {report.rank: report.error.at for report in reports if report.error.at}
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
         self._still = still_picture.html(named, diagnosis, sides, self._timeline)
-        last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
+        done_ns = (
+            max(record.issued_ns, record.done_ns) for record in records if not record.call.freed
+        )
+        last_ns = max([0, *done_ns, *saved.left_ns.values()])
         self._found = Moment(last_ns, findings, lines)
-        """The findings, which hold since the last action of a rank."""
-        self.widget: BoardWidget = widget_class()(
+        """The findings, which hold since ranks last issued a collective, were done with one by
+        themselves, or left."""
+        self.widget: BoardWidget = widget_classes()[0](
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},
             findings=findings,

@@ -14,15 +14,7 @@ from ddp_notebook.board import tab_contents
 from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.launch.gpu_use import GpuUse
-from ddp_notebook.model import (
-    Collective,
-    Collectives,
-    Diagnosis,
-    Place,
-    RankState,
-    Snapshot,
-    Status,
-)
+from ddp_notebook.model import Collective, Diagnosis, Place, RankState, Snapshot, Status
 from ddp_notebook.model.fold import LinePause, state_at
 from ddp_notebook.session.stepping import source_of
 from ddp_notebook.views.board_rows import BoardFacts
@@ -30,7 +22,6 @@ from ddp_notebook.views.step_rows import of_run
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
 
@@ -49,11 +40,6 @@ def ended_badly(run: CellRun | None) -> bool:
     ended = run.events.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
-
-
-def _shown_by(run: CellRun) -> Diagnosis | None:
-    """Return the findings that the run's cell has shown: it is over, or its ranks are stuck."""
-    return run.found.diagnosis if not run.done or ended_badly(run) else None
 
 
 def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Place]]:
@@ -125,23 +111,19 @@ class BoardSource:
             uses = self._gpu_use.lines(gpus, {state.pid: state.rank for state in snapshot.ranks})
             snapshot = replace(snapshot, notes=(*snapshot.notes, *uses))
         store, stops = session.setup.store, session.runs.stops
+        facts = BoardFacts(snapshot, diagnosis=diagnosis, store=store, stops=stops)
         if run is None:
-            return BoardFacts(
-                snapshot, Collectives(), (), diagnosis, {}, store, {}, stops, ()
-            ), news
+            return facts, news
         own = run.started_ranks  # which the script started itself: they are shown in its place
         if own is not None and (started := own.shown(run.title, diagnosis)) is not None:
             return started, news
-        facts = BoardFacts(
-            snapshot,
-            self._tails.collectives,
-            run.pending,
-            diagnosis,
-            run.sources,
-            store,
-            _raised_in(run, snapshot),
-            stops,
-            run.ranks,
+        facts = replace(
+            facts,
+            collectives=self._tails.collectives,
+            pending=run.pending,
+            sources=run.sources,
+            raised=_raised_in(run, snapshot),
+            members=run.ranks,
         )
         return facts, news
 
@@ -151,10 +133,7 @@ class BoardSource:
         key = (stops, breakpoints)
         if key != self._stops_key:
             self._stops_key, self._stops = key, {}
-            run = next(
-                (run for run in self._session.runs.all[::-1] if run.stops),
-                None,
-            )
+            run = next((run for run in self._session.runs.all[::-1] if run.stops), None)
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 if stops and run is not None:
@@ -200,27 +179,23 @@ class BoardSource:
         detector = run.detector if run is not None else None
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
-            self._begin_again(key, detector)
+            # What was found is of the past. What a detector has found when the board is opened
+            # holds until ranks move.
+            opened = self._key is None
+            self._old = detector.latest if detector is not None and not opened else None
+            self._key, self._still_since_s = key, time.monotonic()
+            self._asked, self._found = False, None
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
         elif self._found is None and run is not None and run.generation == snapshot.generation:
             # With another group, its ranks were freed, or are new: then these are of the past.
-            self._found = _shown_by(run)
+            # A run's cell has shown them when it is over, or its ranks are stuck.
+            self._found = run.found.diagnosis if not run.done or ended_badly(run) else None
         if self._found is None and detector is None and self._may_ask(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
-
-    def _begin_again(self, key: object, detector: StallDetector | None) -> None:
-        """Forget what was found: ranks have moved.
-
-        What a detector has found when the board is opened holds until they do.
-        """
-        opened = self._key is None
-        self._old = detector.latest if detector is not None and not opened else None
-        self._key, self._still_since_s = key, time.monotonic()
-        self._asked, self._found = False, None
 
     def _may_ask(self, snapshot: Snapshot) -> bool:
         """Return True when something may be wrong, and the ranks have been still for long."""

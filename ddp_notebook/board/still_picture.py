@@ -74,6 +74,7 @@ _COLUMNS = (
 )
 _DRAWN = Column("last collectives", always=True)
 _WIDE_CELL = '<div style="width: 26em; max-width: 40vw; white-space: normal">'
+_SIDES = "border-collapse: collapse; margin: 8px 0 0 1.3em; color: inherit; font: inherit"
 _SIDE = "vertical-align: top; text-align: left; padding: 0 12px 0 0; border: 0; color: inherit"
 _CODE = (
     f"margin: 3px 0 0; padding: 4px 8px; line-height: 1.35; white-space: pre-wrap;"
@@ -110,31 +111,25 @@ def html(
     """The board as one element. `sides` are those of the first finding, as the page gets them."""
     finding = ""
     if diagnosis is not None and diagnosis.findings:
-        # Two sides fit beside each other; further ones are in the evidence.
-        shown = _sides(sides[:2])
+        # Two sides, calls and places, fit beside each other; further ones are in the evidence.
+        cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides[:2])
+        shown = (
+            f'<table class="ddp-sides" style="{_SIDES}"><tbody><tr style="background: none">'
+            f"{cells}</tr></tbody></table>"
+        )
+        shown = shown if cells else ""
         finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
-    address = board.snapshot.init_method or ""
-    headline = board.headline.replace(f" · {address}", "") if address else board.headline
     # Notes that stand are folded at the end; the others ask the reader to do something.
     to_do = [note for note in board.notes if note not in board.snapshot.notes]
+    headline = markup.words(board_view.headline_alone(board))
     return (
         f'<div class="ddp-view ddp-picture">{markup.STYLE}<div class="ddp-headline"'
-        f' style="font-weight: 600; margin-bottom: 6px">{markup.words(headline)}</div>'
+        f' style="font-weight: 600; margin-bottom: 6px">{headline}</div>'
         f"{board_view.loading(board)}{finding}{_list(to_do)}"
         f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
     )
-
-
-def _sides(sides: Sequence[Mapping[str, Any]]) -> str:
-    """Return the sides of a finding, calls and places, beside each other."""
-    if not sides:
-        return ""
-    cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides)
-    style = "border-collapse: collapse; margin: 8px 0 0 1.3em; color: inherit; font: inherit"
-    row = '<tr style="background: none">'
-    return f'<table class="ddp-sides" style="{style}"><tbody>{row}{cells}</tr></tbody></table>'
 
 
 def _side(side: Mapping[str, Any]) -> str:
@@ -229,7 +224,9 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         return Drawings([""] * len(rows))
     # Of each row the newest 24 collectives of its first rank are drawn.
     last = [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]]
-    last = _of_newest_run(timeline, last)
+    # Of the newest run: minutes may lie between two, as empty space.
+    newest = max((timeline.run_of(each) for slices in last for each in slices), default=0)
+    last = [[each for each in slices if timeline.run_of(each) == newest] for slices in last]
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))
@@ -241,18 +238,12 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     ]
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
     more = f" Not drawn: {name_ranks(tuple(left))}." if left else ""
-    of = ", of an earlier run" if timeline.run_of(issued[0]) != timeline.run else ""
+    of = ", of an earlier run" if newest != timeline.run else ""
     span = duration((scale.done_us - scale.first_us) / 1e6)
     return Drawings(
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives{of}, {span}: {_LEGEND}.{more}",
     )
-
-
-def _of_newest_run(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
-    """Return the slices of the newest run: minutes may lie between two, as empty space."""
-    newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
-    return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
 
 @dataclass(frozen=True)
@@ -292,26 +283,25 @@ def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timel
     if issued != list(slices):
         about += f", {counted(len(slices) - len(issued), 'pause')} at lines"
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
-    paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
+    paths = ""
+    for look, spans in drawn.items():
+        # One path for all bars that look the same; those that touch are one bar.
+        colour, top, high = _LOOKS[look]
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(spans):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        bars = "".join(f"M{a} {top}h{b - a}v{high}h{a - b}z" for a, b in merged)
+        if bars:
+            paths += f'<path fill="rgb({colour})" d="{bars}"></path>'
     return (
         # Where a sanitizer removes SVG, its title stays as text: GitHub does so.
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="100%"'
         f' height="{_HIGH}" preserveAspectRatio="none" role="img"'
         f' style="{_DRAWING}"><title>{title}</title>{paths}</svg>'
     )
-
-
-def _path(look: str, spans: Sequence[tuple[int, int]]) -> str:
-    """One path for all bars that look the same; those that touch are one bar."""
-    colour, top, high = _LOOKS[look]
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    drawn = "".join(f"M{a} {top}h{b - a}v{high}h{a - b}z" for a, b in merged)
-    return f'<path fill="rgb({colour})" d="{drawn}"></path>'
 
 
 def _bars(
@@ -329,10 +319,6 @@ def _bars(
             bars_of["paused"].append((scale.x(slice_[ISSUED] - slice_[HELD]), start))
         if phase in _PENDING:
             bars_of["paused" if phase == Phase.HELD else "waits"].append((start, _WIDE))
-        elif phase == PAUSED:
-            bars_of["paused"].append((start, max(end, start + 2)))
-        elif phase == FREED:
-            bars_of["freed"].append((start, max(end, start + 4)))
         elif phase == Phase.DONE:
             last = scale.x(arrived.get(timeline.collective(slice_), 0))
             begins = min(end, max(start, last))
@@ -340,7 +326,8 @@ def _bars(
                 bars_of["waits"].append((start, begins))
             bars_of["communicates"].append((begins, max(end, begins + 2)))
         else:
-            bars_of["failed"].append((start, max(end, start + 4)))
+            look, narrowest = {PAUSED: ("paused", 2), FREED: ("freed", 4)}.get(phase, ("failed", 4))
+            bars_of[look].append((start, max(end, start + narrowest)))
     return bars_of
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from ddp_notebook.model import (
     OutputKind,
     Ranks,
     StackTree,
-    VariableSection,
     VariableTable,
     format_ranks,
     name_ranks,
@@ -36,6 +35,7 @@ from ddp_notebook.session.tools.breakpoints import BreakpointRow
 from ddp_notebook.views import output, stacks
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.output_log import of_any_rank
+from ddp_notebook.views.stack_tree import lines_around
 from ddp_notebook.views.step_rows import StoppedFile, stop_text, stopped_files
 from ddp_notebook.views.variables import unread_words
 
@@ -99,17 +99,15 @@ def _frame(frame: Frame, names: Mapping[str, str], sources: Mapping[str, str]) -
         "function": stacks.function_words(frame) if frame.file else plain(frame.function),
         "source": plain(frame.source),
         "library": frame.library,
-        "around": [] if frame.library else _around(sources.get(name, ""), frame.line),
+        "around": []
+        if frame.library
+        else _code(lines_around(sources.get(name, ""), frame.line, _AROUND)),
     }
 
 
-def _around(source: str, line: int) -> list[list[Any]]:
-    """The lines of `source` around one, numbered; none where it has no such line."""
-    lines = source.splitlines()
-    if not 0 < line <= len(lines):
-        return []
-    first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
-    return [[n, preformatted(lines[n - 1])[0][:_LONGEST]] for n in range(first, last + 1)]
+def _code(lines: Iterable[tuple[int, str]]) -> list[list[Any]]:
+    """Numbered lines, their indentation kept."""
+    return [[number, preformatted(line)[0][:_LONGEST]] for number, line in lines]
 
 
 # -- the lines at which ranks are paused ------------------------------------------------------
@@ -133,14 +131,16 @@ def source_json(
 def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow]) -> dict[str, Any]:
     file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
     # A breakpoint may have been set by another name of the same file, through a link.
-    real = file if is_cell else os.path.realpath(file)
-    typed = file if is_cell else _typed(Path(real))
-    lines = _lines_around(stopped, text.splitlines())
+    real = typed = file if is_cell else os.path.realpath(file)
+    # As a person types it: from the working directory, where it is in that.
+    with contextlib.suppress(ValueError, OSError):
+        typed = str(Path(real).relative_to(Path.cwd().resolve()))
+    lines = _lines_around(stopped, text)
     return {
         "name": plain(file if is_cell else Path(file).name),
         "path": "" if is_cell else plain(file),
         "break": f"%ddp_break {shlex.quote(typed)}:" if is_cell or Path(real).is_file() else "",
-        "lines": [[n, preformatted(line)[0][:_LONGEST]] for n, line in sorted(lines.items())],
+        "lines": _code(sorted(lines.items())),
         "at": [
             {
                 "line": line,
@@ -159,20 +159,12 @@ def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow])
     }
 
 
-def _typed(path: Path) -> str:
-    """A path as a person types it: from the working directory, where it is in that."""
-    with contextlib.suppress(ValueError, OSError):
-        return str(path.relative_to(Path.cwd().resolve()))
-    return str(path)
-
-
-def _lines_around(stopped: StoppedFile, text: Sequence[str]) -> dict[int, str]:
+def _lines_around(stopped: StoppedFile, text: str) -> dict[int, str]:
     """The code near the stops; what the ranks told alone, where the file is another one now."""
-    lines = dict(stopped.lines)
-    if all(n <= len(text) and text[n - 1].startswith(line) for n, line in lines.items() if line):
+    lines, now = dict(stopped.lines), text.splitlines()
+    if all(n <= len(now) and now[n - 1].startswith(line) for n, line in lines.items() if line):
         for line in stopped.stops:
-            first, last = max(1, line - _NEAR), min(len(text), line + _NEAR)
-            lines.update((n, text[n - 1]) for n in range(first, last + 1))
+            lines.update(lines_around(text, line, _NEAR))
     return lines
 
 
@@ -181,38 +173,34 @@ def _lines_around(stopped: StoppedFile, text: Sequence[str]) -> dict[int, str]:
 
 def variables_json(table: VariableTable) -> dict[str, Any]:
     """The table of variables."""
-    return {
-        "world_size": table.world_size,
-        "sections": [_section(section) for section in table.sections],
-        "notes": [unread_words(unread) for unread in table.unread],
-    }
-
-
-def _section(section: VariableSection) -> dict[str, Any]:
-    rows = [
+    sections = [
         {
-            "name": plain(row.name),
-            "differs": row.differs,
-            "summary": row.summary,
-            "cells": [
+            "title": plain(section.title),
+            "ranks": format_ranks(section.ranks),
+            "rows": [
                 {
-                    "ranks": format_ranks(cell.ranks),
-                    "text": plain(cell.text),
-                    "note": plain(cell.note),
-                    "odd": cell.odd,
-                    "absent": cell.absent,
+                    "name": plain(row.name),
+                    "differs": row.differs,
+                    "summary": row.summary,
+                    "cells": [
+                        {
+                            "ranks": format_ranks(cell.ranks),
+                            "text": plain(cell.text),
+                            "note": plain(cell.note),
+                            "odd": cell.odd,
+                            "absent": cell.absent,
+                        }
+                        for cell in row.cells
+                    ],
                 }
-                for cell in row.cells
+                for row in section.rows
             ],
+            "left_out": section.left_out,
         }
-        for row in section.rows
+        for section in table.sections
     ]
-    return {
-        "title": plain(section.title),
-        "ranks": format_ranks(section.ranks),
-        "rows": rows,
-        "left_out": section.left_out,
-    }
+    notes = [unread_words(unread) for unread in table.unread]
+    return {"world_size": table.world_size, "sections": sections, "notes": notes}
 
 
 # -- what ranks wrote ------------------------------------------------------------------------
@@ -223,7 +211,20 @@ def console_json(
 ) -> dict[str, Any]:
     """The end of what ranks wrote in a run, once for ranks that wrote the same."""
     share = max(2_000, _MOST_CHARACTERS // max(1, len(groups)))
-    shown = [_console(group, share) for group in groups[:_MOST_CLASSES]]
+    shown = []
+    for group in groups[:_MOST_CLASSES]:
+        lines, left_out = [], 0
+        for item in group.items:
+            text = strip_ansi(output.item_text(item))
+            left_out += text[:-_MOST_CHARACTERS].count("\n")
+            stream = _STREAMS.get(item.what, "out")
+            own = preformatted(text[-_MOST_CHARACTERS:]) if text else []
+            lines += [[stream, line[:_LONGEST]] for line in own]
+        last, room = len(lines), share
+        while last and len(lines) - last < 400 and (room := room - len(lines[last - 1][1])) > 0:
+            last -= 1
+        ranks, left_out = format_ranks(group.ranks), left_out + last
+        shown.append({"ranks": ranks, "lines": lines[last:], "left_out": left_out})
     more = [
         f"{name_ranks((rank,))} wrote more than is shown. All of it: %ddp_output --ranks {rank}"
         for rank in sorted(withheld_bytes)
@@ -231,51 +232,33 @@ def console_json(
     return {"title": plain(title), "groups": shown, "notes": more[:_MOST_CLASSES]}
 
 
-def _console(group: OutputGroup, share: int) -> dict[str, Any]:
-    lines, left_out = [], 0
-    for item in group.items:
-        text = strip_ansi(output.item_text(item))
-        left_out += text[:-_MOST_CHARACTERS].count("\n")
-        stream = _STREAMS.get(item.what, "out")
-        shown = preformatted(text[-_MOST_CHARACTERS:]) if text else []
-        lines += [[stream, line[:_LONGEST]] for line in shown]
-    last, room = len(lines), share
-    while last and len(lines) - last < 400 and (room := room - len(lines[last - 1][1])) > 0:
-        last -= 1
-    return {"ranks": format_ranks(group.ranks), "lines": lines[last:], "left_out": left_out + last}
-
-
 # -- runs ----------------------------------------------------------------------------------
 
 
 def history_json(runs: Sequence[PastRun]) -> list[dict[str, Any]]:
     """The runs, the newest first."""
-    return [_run(run) for run in reversed(runs)]
-
-
-def _run(run: PastRun) -> dict[str, Any]:
-    exits = [f"{name_ranks(ranks)} {word}" for word, ranks in run.exits.items()]
-    if run.pending:
-        exits.append(f"{name_ranks(run.pending)} in it")
-    if tuple(run.exits.items()) == (("finished", run.ranks),):
-        exits = ["finished"]
-    return {
-        "number": run.number,
-        "title": plain(run.title),
-        "ranks": format_ranks(run.ranks),
-        "began": time.strftime("%H:%M:%S", time.localtime(run.began)),
-        "us": 0 if run.pending else round(1e6 * run.duration_s),
-        "how": plain(", ".join(exits)),
-        "ok": set(run.exits) <= {"finished"} and not run.headline,
-        "running": bool(run.pending),
-        "headline": plain(run.headline)[:_LONGEST],
-        "category": run.category,
-    }
-
-
-def without_age(run: PastRun) -> PastRun:
-    """Return a value that stays the same while a run goes on."""
-    return replace(run, duration_s=0.0) if run.pending else run
+    shown = []
+    for run in reversed(runs):
+        exits = [f"{name_ranks(ranks)} {word}" for word, ranks in run.exits.items()]
+        if run.pending:
+            exits.append(f"{name_ranks(run.pending)} in it")
+        if tuple(run.exits.items()) == (("finished", run.ranks),):
+            exits = ["finished"]
+        shown.append(
+            {
+                "number": run.number,
+                "title": plain(run.title),
+                "ranks": format_ranks(run.ranks),
+                "began": time.strftime("%H:%M:%S", time.localtime(run.began)),
+                "us": 0 if run.pending else round(1e6 * run.duration_s),
+                "how": plain(", ".join(exits)),
+                "ok": set(run.exits) <= {"finished"} and not run.headline,
+                "running": bool(run.pending),
+                "headline": plain(run.headline)[:_LONGEST],
+                "category": run.category,
+            }
+        )
+    return shown
 
 
 # -- when they are asked for -------------------------------------------------------------
@@ -334,14 +317,16 @@ class TabFeed:
         wanted = self._wanted(now_s)
         if "history" in wanted:
             self._show_history()
-        if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
-            self._looked_s = now_s
-            self._show_console()
+        if "console" in wanted:
+            self._show_console(now_s)
         settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
-            if settled or tab not in self._told:
-                self._ask_once(tab, key)
+            told = self._told.get(tab)
+            if told != key and (settled or told is None):
+                self._asked.add(tab)
+                self._told[tab] = key
+                threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
 
     def _wanted(self, now_s: float) -> set[str]:
         """The tabs that pages have open."""
@@ -351,12 +336,6 @@ class TabFeed:
             tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
         return tabs.union(beside) if self._session.runs.stops else tabs
-
-    def _ask_once(self, tab: str, key: object) -> None:
-        if self._told.get(tab) != key:
-            self._asked.add(tab)
-            self._told[tab] = key
-            threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
 
     @property
     def _all_stand(self) -> bool:
@@ -384,20 +363,24 @@ class TabFeed:
 
     def _show_history(self) -> None:
         runs = self._session.runs.past.runs
-        key = tuple(map(without_age, runs))
+        # The age of a run that goes on is not news.
+        key = tuple(replace(run, duration_s=0.0) if run.pending else run for run in runs)
         if self._told.get("history") != key:
             self._told["history"] = key
             self._tell({"history": history_json(runs)})
 
-    def _show_console(self) -> None:
-        run = self._session.runs.current
-        key = (
-            (run.cell, run.events.changes, tuple(run.events.withheld)) if run is not None else None
-        )
+    def _show_console(self, now_s: float) -> None:
+        if now_s - self._looked_s <= _WRITTEN_S:
+            return
+        self._looked_s = now_s
+        run, key = self._session.runs.current, None
+        if run is not None:
+            key = (run.cell, run.events.changes, tuple(run.events.withheld))
         if self._told.get("console", self) == key:
             return
         self._told["console"] = key
-        groups = run.events.live_groups() if run is not None else ()
-        title = run.title if run is not None else ""
-        withheld = dict(run.events.withheld) if run is not None else {}
-        self._tell({"console": console_json(title, groups, withheld)})
+        if run is None:
+            content = console_json("", (), {})
+        else:
+            content = console_json(run.title, run.events.live_groups(), dict(run.events.withheld))
+        self._tell({"console": content})

@@ -105,7 +105,19 @@ class Timeline:
             for slice_ in list(self._open.values()):
                 self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
         for record in records:
-            self._take(record)
+            # The page files slices by rank and number, and ranks count from 0 in each run: `_from`
+            # is where this run begins.
+            number = self._from + record.number
+            self._next = max(self._next, number + 1)
+            progress = [
+                self._micros(record.issued_ns),
+                self._micros(record.done_ns),
+                PHASES.index(FREED if record.call.freed else record.phase),
+                record.call.held_ns // 1000,
+            ]
+            if not self._goes_on((record.rank, number), progress):
+                kind = self._number_of(self._kind(record))
+                self._add([record.rank, number, kind, record.slot, *progress])
         for pause in pauses:
             self._take_pause(pause)
 
@@ -114,16 +126,6 @@ class Timeline:
         slice_[DONE] = done
         slice_[PHASE] = PHASES.index(PAUSED if is_pause(slice_) else phase)
         self._changed(slice_)
-
-    def _take(self, record: Collective) -> None:
-        # The page files slices by rank and number, and ranks count from 0 in each run: `_from` is
-        # where this run begins.
-        number = self._from + record.number
-        key = (record.rank, number)
-        self._next = max(self._next, number + 1)
-        if not self._goes_on(key, progress := self._progress(record)):
-            kind = self._number_of(self._kind(record))
-            self._add([record.rank, number, kind, record.slot, *progress])
 
     def _take_pause(self, pause: LinePause) -> None:
         key = (pause.rank, -1 - abs(pause.began_ns // 1000))
@@ -156,16 +158,6 @@ class Timeline:
             del self._index[oldest[RANK], oldest[NUMBER]]
             self._open.pop((oldest[RANK], oldest[NUMBER]), None)
 
-    def _progress(self, record: Collective) -> Slice:
-        """The fields of a slice that change."""
-        phase = PHASES.index(FREED if record.call.freed else record.phase)
-        return [
-            self._micros(record.issued_ns),
-            self._micros(record.done_ns),
-            phase,
-            record.call.held_ns // 1000,
-        ]
-
     def _changed(self, slice_: Slice) -> None:
         key = (slice_[RANK], slice_[NUMBER])
         self._fresh[key] = slice_
@@ -189,12 +181,17 @@ class Timeline:
         return number
 
     def _kind(self, record: Collective) -> tuple[Any, ...]:
-        place = record.place
+        place, bucket = record.place, 0
+        if record.part is Part.BACKWARD:  # which bucket of its backward pass it is, from 1
+            passing = (record.path, record.backwards)
+            before, count = self._buckets.get(record.rank, (None, 0))
+            bucket = count + 1 if before == passing else 1
+            self._buckets[record.rank] = (passing, bucket)
         return (
             record.operation,
             record.api if record.api != record.operation else "",
             record.part.value if record.part is not None else "",
-            self._bucket(record),
+            bucket,
             record.group,
             record.dtype,
             record.shape,
@@ -206,16 +203,6 @@ class Timeline:
             record.label,
             self.run,
         )
-
-    def _bucket(self, record: Collective) -> int:
-        """Which bucket of its backward pass it is, from 1; 0 for none."""
-        if record.part is not Part.BACKWARD:
-            return 0
-        passing = (record.path, record.backwards)
-        before, count = self._buckets.get(record.rank, (None, 0))
-        count = count + 1 if before == passing else 1
-        self._buckets[record.rank] = (passing, count)
-        return count
 
     def _micros(self, at_ns: int) -> int:
         return (at_ns - self.epoch_ns) // 1000 if at_ns else 0
@@ -311,7 +298,20 @@ class Tails:
         # Of more than 512 new records of a rank the oldest are skipped.
         found = logs.read_since(run.ranks, run.cell, self._next, 512)
         self._groups.update(found.groups)
-        news = [record for rank, records in found.of.items() for record in self._new(rank, records)]
+        news: list[Collective] = []
+        for rank, records in found.of.items():
+            kept = self._kept.setdefault(rank, {})
+            changed = [record for record in records if kept.get(record.number) != record]
+            kept.update((record.number, record) for record in changed)
+            news += changed
+            # The newest 256 of a rank are enough to describe what it does.
+            for number in list(kept)[: max(0, len(kept) - 256)]:
+                del kept[number]
+            end = max(kept, default=-1) + 1
+            # Pending records are read again, as they may have changed; but work that no code waits
+            # for is never seen to be done, so only the newest 64 are.
+            pending = [n for n, record in kept.items() if n >= end - 64 and not record.over]
+            self._next[rank] = min([*pending, end])
         return tuple(news)
 
     @property
@@ -320,20 +320,6 @@ class Tails:
         return Collectives(
             {rank: tuple(kept.values()) for rank, kept in self._kept.items()}, dict(self._groups)
         )
-
-    def _new(self, rank: int, records: tuple[Collective, ...]) -> list[Collective]:
-        kept = self._kept.setdefault(rank, {})
-        news = [record for record in records if kept.get(record.number) != record]
-        kept.update((record.number, record) for record in news)
-        # The newest 256 of a rank are enough to describe what it does.
-        for number in list(kept)[: max(0, len(kept) - 256)]:
-            del kept[number]
-        end = max(kept, default=-1) + 1
-        # Pending records are read again, as they may have changed; but work that no code waits for
-        # is never seen to be done, so only the newest 64 are.
-        pending = [n for n, record in kept.items() if n >= end - 64 and not record.over]
-        self._next[rank] = min([*pending, end])
-        return news
 
 
 # -- earlier moments ---------------------------------------------------------------------

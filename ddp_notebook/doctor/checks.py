@@ -17,12 +17,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
 from ddp_notebook.model import agree, counted, format_bytes, name_ranks, verb
 from ddp_notebook.model.doctor import Check, Verdict
-from ddp_notebook.session.preflight import (
-    OLDEST,
-    RANK_BYTES,
-    release,
-    why_too_little_memory,
-)
+from ddp_notebook.session.preflight import OLDEST, RANK_BYTES, release, why_too_little_memory
 
 # -- software ----------------------------------------------------------------------------
 
@@ -120,23 +115,23 @@ def check_ranks(rank_facts: Mapping[int, Facts]) -> tuple[Check, ...]:
     """The ranks run the same software with the same settings, and each has its own RANK."""
     if not rank_facts:
         return ()
-    environments = {rank: facts.get("environment") or {} for rank, facts in rank_facts.items()}
-    return _check_versions(rank_facts), _check_numbers(environments), _check_variables(environments)
-
-
-def _all_same(ranks: Collection[int]) -> str:
-    return f"{name_ranks(ranks)}: all the same"
-
-
-def _check_versions(rank_facts: Mapping[int, Facts]) -> Check:
     versions = {
         label: {rank: str(facts.get(key) or "") for rank, facts in rank_facts.items()}
         for key, label in _COMPARED.items()
     }
-    if found := _differing(versions):
-        remedy = "Install the same everywhere, then start new processes: %ddp_init --replace"
-        return Check.failure("versions on ranks", "; ".join(found.values()), remedy)
-    return Check.ok("versions on ranks", _all_same(rank_facts))
+    environments = {rank: facts.get("environment", {}) for rank, facts in rank_facts.items()}
+    names = sorted({name for of_rank in environments.values() for name in of_rank} - {*_OWN})
+    variables = {
+        name: {rank: of_rank.get(name, "") for rank, of_rank in environments.items()}
+        for name in names
+    }
+    again = "Install the same everywhere, then start new processes: %ddp_init --replace"
+    set_same = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
+    return (
+        _check_same("versions on ranks", rank_facts, versions, versions, again),
+        _check_numbers(environments),
+        _check_same("variables on ranks", rank_facts, variables, _ALIKE, set_same),
+    )
 
 
 def _check_numbers(environments: Mapping[int, Mapping[str, str]]) -> Check:
@@ -150,34 +145,31 @@ def _check_numbers(environments: Mapping[int, Mapping[str, str]]) -> Check:
     return Check.ok("RANK on ranks", "each rank has its own number")
 
 
-def _check_variables(environments: Mapping[int, Mapping[str, str]]) -> Check:
-    names = sorted({name for of_rank in environments.values() for name in of_rank} - {*_OWN})
-    variables = {
-        name: {rank: of_rank.get(name, "") for rank, of_rank in environments.items()}
-        for name in names
-    }
+def _check_same(
+    name: str,
+    ranks: Collection[int],
+    values: Mapping[str, Mapping[int, str]],
+    needed: Collection[str],
+    remedy: str,
+) -> Check:
+    """Each of `values` is the same on all ranks; a failure where it is among the `needed`.
+
+    What differs is named with the ranks that have which value, the fewest ranks first, as
+    ``torch: rank 2 has 2.5.1, ranks 0-1,3 have 2.6.0``.
+    """
+    differing = {}
+    for what, of_ranks in values.items():
+        groups = [(v, [r for r in of_ranks if of_ranks[r] == v]) for v in set(of_ranks.values())]
+        groups.sort(key=lambda group: (len(group[1]), group[1]))
+        shown = (f"{verb(own, 'has', 'have')} {value or 'none'}" for value, own in groups)
+        if len(groups) > 1:
+            differing[what] = f"{what}: {', '.join(shown)}"
+    if not differing:
+        return Check.ok(name, f"{name_ranks(ranks)}: all the same")
     # Of variables that place a rank a difference keeps ranks from meeting; any other is worth
     # knowing.
-    if found := _differing(variables):
-        verdict = Verdict.FAILURE if found.keys() & {*_ALIKE} else Verdict.WARNING
-        remedy = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
-        return Check("variables on ranks", verdict, "; ".join(found.values()), remedy)
-    return Check.ok("variables on ranks", _all_same(environments))
-
-
-def _differing(named: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
-    """Return of what differs between ranks which have which, the fewest ranks first.
-
-    As ``torch: rank 2 has 2.5.1, ranks 0-1,3 have 2.6.0``.
-    """
-    texts = {}
-    for name, values in named.items():
-        groups = [(v, [rank for rank in values if values[rank] == v]) for v in set(values.values())]
-        groups.sort(key=lambda group: (len(group[1]), group[1]))
-        shown = (f"{verb(ranks, 'has', 'have')} {value or 'none'}" for value, ranks in groups)
-        if len(groups) > 1:
-            texts[name] = f"{name}: {', '.join(shown)}"
-    return texts
+    verdict = Verdict.FAILURE if differing.keys() & {*needed} else Verdict.WARNING
+    return Check(name, verdict, "; ".join(differing.values()), remedy)
 
 
 # -- variables ---------------------------------------------------------------------------
@@ -525,9 +517,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
     more += "remount,size=2g /dev/shm"
     if size is None:
         return Check.warning(
-            name,
-            "missing: DataLoader workers cannot start",
-            "sudo mount -t tmpfs tmpfs /dev/shm",
+            name, "missing: DataLoader workers cannot start", "sudo mount -t tmpfs tmpfs /dev/shm"
         )
     total, free = size
     found = f"{format_bytes(free)} free of {format_bytes(total)}"
@@ -537,9 +527,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
         )
     if free < 32 << 20 <= total:
         return Check.warning(
-            name,
-            f"{found}: DataLoader workers will crash",
-            "See what fills it: ls /dev/shm",
+            name, f"{found}: DataLoader workers will crash", "See what fills it: ls /dev/shm"
         )
     # Docker gives a container 64 MiB by default.
     if total < 256 << 20:
@@ -547,8 +535,8 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
     return Check.ok(name, found)
 
 
-def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | None) -> Check:
-    """Cores for the threads of all ranks. `asked` is --threads-per-rank, 0 for the default.
+def check_cores(cores: int, world_size: int, omp_num_threads: str | None) -> Check:
+    """Cores for the threads of all ranks.
 
     OMP_NUM_THREADS matters for scripts that are started here; %ddp_init sets it for its ranks.
     """
@@ -561,11 +549,10 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
         )
     first = (omp_num_threads or "").partition(",")[0].strip()  # OpenMP allows a list
     # torch reads OMP_NUM_THREADS in a script; %ddp_init sets it to cores / ranks.
-    threads = asked or (int(first) if first.isdecimal() else 1)
+    threads = int(first) if first.isdecimal() else 1
     if world_size * threads > cores:
-        whose = "--threads-per-rank" if asked else "OMP_NUM_THREADS"
-        found = f"{world_size} ranks × {threads} threads ({whose}) on {cores}: they slow each "
-        found += "other down"
+        found = f"{world_size} ranks × {threads} threads (OMP_NUM_THREADS) on {cores}: they slow "
+        found += "each other down"
         return Check.warning(
             name, found, f"Use {cores // world_size} threads a rank, as %ddp_init does by default."
         )
@@ -638,24 +625,15 @@ def check_devices(
             f"{agree(pool, 'is', 'are')} {counted(len(pool), 'GPU')}",
             "To use GPUs, install torch for CUDA from pytorch.org",
         )
-    if trouble := _torch_trouble(facts):
-        on_cpus = f"%ddp_init --world-size {world_size} --device cpu"
+    if facts.get("torch") and facts.get("devices") == 0:  # without torch another check says so
+        why = facts.get("cuda_error") or "it finds none"
         return Check.failure(
             name,
-            f"ranks would be given GPUs, and {trouble}",
-            f"Ranks on CPUs: {on_cpus}",
+            f"ranks would be given GPUs, and torch cannot use one ({why})",
+            f"Ranks on CPUs: %ddp_init --world-size {world_size} --device cpu",
         )
     shown = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(plan.gpus))
     return Check.ok(name, f"{shown}; {plan.backend}")
-
-
-def _torch_trouble(facts: Mapping[str, Any]) -> str:
-    """Return why this torch cannot use the GPUs; empty when it can, or when that is not known."""
-    if not facts.get("torch"):
-        return ""  # another check says so
-    if facts.get("devices") == 0:
-        return f"torch cannot use one ({facts.get('cuda_error') or 'it finds none'})"
-    return ""
 
 
 def check_gpus(gpus: Sequence[Gpu]) -> tuple[Check, ...]:

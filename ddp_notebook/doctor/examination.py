@@ -45,7 +45,6 @@ def examine(
     *,
     backend: str = "auto",
     master_port: int = 0,
-    threads: int = 0,
     rank_facts: Mapping[int, Mapping[str, Any]] | None = None,
     command: str = "%ddp_doctor",
 ) -> DoctorReport:
@@ -56,9 +55,8 @@ def examine(
     Python is asked about torch, which takes seconds. Raises UsageMistake.
     """
     check_world_size(world_size, command)
-    InitOptions(  # which checks the other arguments
-        world_size=world_size, backend=backend, master_port=master_port, threads_per_rank=threads
-    )
+    # Checks the other arguments.
+    InitOptions(world_size=world_size, backend=backend, master_port=master_port)
     torch = rank_facts[min(rank_facts)] if rank_facts else torch_facts()
     environment = dict(os.environ)
     chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
@@ -114,7 +112,7 @@ def examine(
             "processes", preflight.why_too_few_processes(world_size), "enough (ulimit -u)"
         ),
         "cores": lambda: checks.check_cores(
-            cores(), world_size, threads, environment.get("OMP_NUM_THREADS")
+            cores(), world_size, environment.get("OMP_NUM_THREADS")
         ),
         "temporary folder": check_temporary_folder,
     }

@@ -83,10 +83,10 @@ def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> No
     _matchers(shell).append(matches)
 
 
-def withdraw_completion(shell: Any) -> None:
-    """Undo `offer_completion`."""
+def withdraw_completion(shell: Any, identifier: str = _LINE_MATCHER) -> None:
+    """Undo `offer_completion`, or what another of our matchers offers."""
     matchers = _matchers(shell)
-    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _LINE_MATCHER]
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != identifier]
 
 
 def _matchers(shell: Any) -> list[Any]:
@@ -95,15 +95,19 @@ def _matchers(shell: Any) -> list[Any]:
 
 
 class RankNames:
-    """Lets one shell ask the ranks, from `offer` to `withdraw`."""
+    """Lets one shell ask the ranks, until it is withdrawn; without a completer it does nothing."""
 
     def __init__(self, ui: NotebookUi) -> None:
         self._ui = ui
         self._kernel: Any = getattr(ui.shell, "kernel", None)
 
-    def offer(self) -> None:
-        """Begin; without a completer or a kernel this does nothing."""
-        _matchers(self._ui.shell).append(self._matcher())
+        @context_matcher(identifier=_CELL_MATCHER)
+        def matches(context: Any) -> dict[str, Any]:
+            lines = context.full_text.split("\n")[: context.cursor_line]
+            at = sum(len(line) + 1 for line in lines) + context.cursor_position
+            return self._complete(context.full_text, at)
+
+        _matchers(self._ui.shell).append(matches)
         if self._kernel is not None:
             # IPython has matchers for Tab and nothing like them for Shift-Tab: the kernel's method
             # is the only place. It is set on the object, so that to withdraw it is to delete an
@@ -112,20 +116,10 @@ class RankNames:
             self._kernel.do_inspect = self._inspect
 
     def withdraw(self) -> None:
-        """Undo `offer`."""
-        matchers = _matchers(self._ui.shell)
-        matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _CELL_MATCHER]
+        """Undo it."""
+        withdraw_completion(self._ui.shell, _CELL_MATCHER)
         if self._kernel is not None:
             vars(self._kernel).pop("do_inspect", None)
-
-    def _matcher(self) -> Any:
-        @context_matcher(identifier=_CELL_MATCHER)
-        def matches(context: Any) -> dict[str, Any]:
-            lines = context.full_text.split("\n")[: context.cursor_line]
-            at = sum(len(line) + 1 for line in lines) + context.cursor_position
-            return self._complete(context.full_text, at)
-
-        return matches
 
     def _complete(self, text: str, at: int) -> dict[str, Any]:
         """Completions in the form of a matcher of IPython."""

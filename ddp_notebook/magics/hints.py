@@ -18,7 +18,7 @@ from ddp_notebook.rank.calls import NameToInspect
 from ddp_notebook.session.guards import CODE_FROM_SET_UP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
@@ -32,15 +32,6 @@ _SHOW = "_ddp_notebook_show"
 """The attribute of a shell that shows the value of a verb in the middle of a cell."""
 
 
-def meant(name: str) -> Sequence[str]:
-    """The verbs that `name` may be a misspelling of, as they are typed; the likeliest first."""
-    name = name.replace("-", "_").lower()
-    prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
-    stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
-    near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2)
-    return [_MAGIC_OF[prefix + stem] for stem in near]
-
-
 def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
     """The message for a cell that calls one of these magics by a wrong name; empty if none does.
 
@@ -49,8 +40,12 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
     for name in _CALLS.findall(cell):
         if known(name):
             continue
-        if near := meant(name):
-            return f"Did you mean {' or '.join(near)}?"
+        # What may be a misspelling of a verb; the prefix would make all of them similar.
+        word = name.replace("-", "_").lower()
+        prefix = "ddp_" if word.startswith("ddp_") else ""
+        stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
+        if near := difflib.get_close_matches(word.removeprefix(prefix), stems, 2):
+            return f"Did you mean {' or '.join(_MAGIC_OF[prefix + stem] for stem in near)}?"
         if name.startswith("ddp_"):
             return f"There are {', '.join(_MAGIC_OF.values())}"
     if _BELOW.match(cell):

@@ -121,11 +121,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
     """argparse for the line of a magic. Errors end with the first of `examples`."""
 
     def __init__(
-        self,
-        magic: str,
-        about: str,
-        examples: Sequence[tuple[str, str]],
-        options: Sequence[Option],
+        self, magic: str, about: str, examples: Sequence[tuple[str, str]], options: Sequence[Option]
     ) -> None:
         width = max(len(call) for call, _ in examples)
         calls = [f"  {call:<{width}}  {purpose}" for call, purpose in examples]

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
 
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import Stage
 
@@ -51,33 +49,30 @@ session.shutdown()
 """
 
 
-def reference(verbs: Iterable[Verb] = VERBS) -> str:
+def reference() -> str:
     """The page, as Markdown."""
-    verbs = tuple(verbs)
     stages = ", ".join(f"`{stage.value}`" for stage in Stage)
     rows = [
         f"| [`{verb.magic}`](#{verb.name}){' ▸' if verb.button else ''} | {_text(verb.summary)} |"
-        for verb in verbs
+        for verb in VERBS
     ]
     index = ["| magic | what it does |", "|---|---|", *rows, ""]
-    # The anchors are written out: GitHub and JupyterLab make different ones from headings with a %.
-    sections = [line for verb in verbs for line in _section(verb)]
+    sections = []
+    for verb in VERBS:
+        width = max(len(call) for call, _ in verb.examples)
+        sections += [
+            # Written out: GitHub and JupyterLab make different anchors from headings with a %.
+            f'<a id="{verb.name}"></a>\n',
+            f"## {verb.magic}{' ▸' if verb.button else ''}\n",
+            f"{_text(verb.about)}\n",
+            "```",
+            *(f"{call:<{width}}  # {purpose}" for call, purpose in verb.examples),
+            "```\n",
+        ]
+        if verb.options:
+            options = (f"| {_typed(option)} | {_text(option.help)} |" for option in verb.options)
+            sections += ["| option | meaning |", "|---|---|", *options, ""]
     return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections, _PROGRAM])
-
-
-def _section(verb: Verb) -> Iterator[str]:
-    yield f'<a id="{verb.name}"></a>\n'
-    yield f"## {verb.magic}{' ▸' if verb.button else ''}\n"
-    yield f"{_text(verb.about)}\n"
-    width = max(len(call) for call, _ in verb.examples)
-    yield "```"
-    yield from (f"{call:<{width}}  # {purpose}" for call, purpose in verb.examples)
-    yield "```\n"
-    if verb.options:
-        yield "| option | meaning |"
-        yield "|---|---|"
-        yield from (f"| {_typed(option)} | {_text(option.help)} |" for option in verb.options)
-        yield ""
 
 
 def _typed(option: Option) -> str:

@@ -47,9 +47,7 @@ def load(shell: Any) -> None:
     NOTEBOOK.ranks = lambda: session.record.snapshot.world_size
     setattr(shell, _UI, ui)
     setattr(shell, _HINTS, Hints(ui))
-    names = RankNames(ui)
-    setattr(shell, _NAMES, names)
-    names.offer()
+    setattr(shell, _NAMES, RankNames(ui))
     # A kernel that is shut down or restarted runs this. One that is killed does not: then the fork
     # server sees that its connection is gone, and ends the ranks.
     atexit.register(session.shutdown)

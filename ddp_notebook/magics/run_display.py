@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board.buttons import Button
-from ddp_notebook.board.replay_board import can_show_widgets, line_class
+from ddp_notebook.board.replay_board import can_show_widgets, widget_classes
 from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
@@ -110,12 +110,12 @@ class RunDisplay:
             with self._opening:
                 over = True
             if live is not None and sys.exc_info()[0] is not None:
-                live.end(NOTHING, "")
+                live.end(None, "")
         # Paused ranks will move when another cell says so, and what they do then belongs to this
         # cell.
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
-                live.end(NOTHING, "")
+                live.end(None, "")
             self._follow_paused(runs[0])
         else:
             self._show_end(result, live, time.monotonic() - started_s)
@@ -123,12 +123,17 @@ class RunDisplay:
         return result
 
     def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
-        headlines = _headlines(result)
+        headlines, error, how = _headlines(result), result.error, ""
+        # Nothing is said of a run that was over at once, or is in progress.
+        if elapsed_s >= 1 and (error is not None or not result.pending):
+            how = f"finished in {elapsed_s:.1f} s"
+            if error is not None:
+                how = f"did not finish; it ran for {elapsed_s:.1f} s"
+            if isinstance(error, Stuck):
+                how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
         if live is not None:
             # The region is above everything else that this cell shows.
-            how = _how_it_ended(result, elapsed_s)
-            words = {"text/plain": "" if live.has_line else how}
-            live.end(headlines[0] if headlines else words, how)
+            live.end(headlines[0] if headlines else None, how)
             headlines = headlines[1:] if live.region.shown else headlines
         self._publish(result, headlines)
 
@@ -263,18 +268,6 @@ def _headlines(result: CellResult) -> list[Bundle]:
     ]
 
 
-def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
-    """How it ended, in a line; empty for a run that was over at once, or is in progress."""
-    error = result.error
-    if elapsed_s < 1 or (result.pending and error is None):
-        return ""
-    if isinstance(error, Stuck):
-        return f"stopped after {elapsed_s:.1f} s: no rank can continue"
-    if error is not None:
-        return f"did not finish; it ran for {elapsed_s:.1f} s"
-    return f"finished in {elapsed_s:.1f} s"
-
-
 def _timeless(table: StepTable) -> StepTable:
     """`table` without durations: it may be read much later."""
     return replace(table, rows=tuple(replace(row, since_s=float("nan")) for row in table.rows))
@@ -334,7 +327,8 @@ class Lines:
         for line in [line for line in self._made if line.over]:
             self._made.remove(line)
             line.close()
-        line = line_class()(self._session, self._buttons, text, began_s)
+        _, line_class = widget_classes()
+        line = line_class(self._session, self._buttons, text, began_s)
         self._made.append(line)
         return line
 
@@ -371,15 +365,13 @@ class LiveRun:
             context=context,
         )
 
-    def end(self, shown: Bundle, how: str) -> None:
-        """Replace the run's display by `shown`, and the line by `how` it ended."""
-        self.region.close(shown)
-        self._end_line(how)
+    def end(self, shown: Bundle | None, how: str) -> None:
+        """Replace the run's display by `shown`, and the line by `how` it ended.
 
-    @property
-    def has_line(self) -> bool:
-        """True if a line of its own says how it ended."""
-        return self._line is not None
+        With nothing to show the display says how it ended, where no line of its own does.
+        """
+        self.region.close(shown or {"text/plain": how if self._line is None else ""})
+        self._end_line(how)
 
     def _look(self) -> Bundle:
         run = self._run
@@ -388,7 +380,15 @@ class LiveRun:
             return self._final()
         # The widget is made only for a run that lasts: making one takes longer than a short cell.
         if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
-            self._begin_line()
+            self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
+            self._has_line = self._line is not None
+            if self._line is not None:
+                began = f"{run.heading} began at {_since(run)}."
+                self._words = self._line.words(f"{began} This was saved before it ended.")
+                # The line takes the place of the region, and the output continues below it: front
+                # ends cannot insert an output above one that exists.
+                bundle = self._line.bundle(f"{began} Where it is: %ddp_where")
+                self._show_line = self.region.give_up_place(bundle)
         if self._line is not None:
             self._line.look(_standing(run, f"{run.heading} runs"))
             bundle = live_bundle(run.events.live_groups(), "")
@@ -397,19 +397,6 @@ class LiveRun:
         return live_bundle(
             run.events.live_groups(), _standing(run, f"began at {_since(run)}") + stop
         )
-
-    def _begin_line(self) -> None:
-        run = self._run
-        line = self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
-        self._has_line = line is not None
-        if line is not None:
-            began = f"{run.heading} began at {_since(run)}."
-            self._words = line.words(f"{began} This was saved before it ended.")
-            # The line takes the place of the region, and the output continues below it: front ends
-            # cannot insert an output above one that exists.
-            self._show_line = self.region.give_up_place(
-                line.bundle(f"{began} Where it is: %ddp_where")
-            )
 
     def _end_line(self, how: str) -> None:
         if self._line is not None:

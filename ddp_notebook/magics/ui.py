@@ -111,21 +111,16 @@ def chosen_ranks(session: Session, args: argparse.Namespace) -> Ranks | None:
     if args.ranks is None or not session.running:
         return None  # without ranks the session itself says what is missing
     try:
-        if "=" in args.ranks:
-            return _at_places(session, args.ranks)
-        return parse_ranks(args.ranks, session.record.snapshot.world_size)
+        if "=" not in args.ranks:
+            return parse_ranks(args.ranks, session.record.snapshot.world_size)
+        if (mesh := session.mesh()) is not None:
+            return mesh.ranks(args.ranks)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-
-
-def _at_places(session: Session, text: str) -> Ranks:
-    mesh = session.mesh()
-    if mesh is None:
-        raise ValueError(
-            f"--ranks {text}: the ranks have no mesh, so there are no such places. Make one: "
-            'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")). Or write --ranks 0,2'
-        )
-    return mesh.ranks(text)
+    raise UsageMistake(
+        f"--ranks {args.ranks}: the ranks have no mesh, so there are no such places. Make one: "
+        'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")). Or write --ranks 0,2'
+    )
 
 
 class _HasJson(Protocol):

@@ -44,6 +44,7 @@ _SETS: dict[int, dict[str, str | bool]] = {
     39: {"fg": ""},
     49: {"bg": ""},
 }
+_EXTENDED = {38: "fg", 48: "bg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,38 +142,34 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    numbers = iter([_number(code or "0") for code in codes.split(";")])
+    # An empty code is 0; what is no number is -1, which is no code.
+    words = f"0{codes}".replace(";", ";0").split(";")
+    numbers = iter([int(word) if len(word) < 5 and word.isdecimal() else -1 for word in words])
     for number in numbers:
         if number == 0:
             pen = _Pen()
-        elif number in (38, 48):
-            colour = _extended(numbers)
-            if colour:
-                pen = replace(pen, fg=colour) if number == 38 else replace(pen, bg=colour)
+        elif number in _EXTENDED:
+            if colour := _extended(numbers):
+                pen = replace(pen, **{_EXTENDED[number]: colour})  # type: ignore[arg-type]
         elif number in _SETS:
             pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
     return pen
 
 
-def _number(code: str) -> int:
-    """Return a code as a number; -1, which is no code, for anything else."""
-    return int(code) if len(code) < 4 and code.isdecimal() else -1
-
-
 def _extended(numbers: Iterator[int]) -> str:
-    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code."""
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code.
+
+    Of the terminal's 256 the first are the basic ones; then a 6x6x6 cube, and a ramp of greys.
+    """
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
     if not values or not all(0 <= value <= 255 for value in values):
         return ""
-    return _palette(values[0]) if mode == 5 else "#{:02x}{:02x}{:02x}".format(*values)
-
-
-def _palette(index: int) -> str:
-    """Colour `index` of the terminal's 256: the basic ones, a 6x6x6 cube, a ramp of greys."""
-    if index < 16:
-        return _BASIC[index]
-    if index >= 232:
-        return f"#{8 + 10 * (index - 232):02x}" + 2 * f"{8 + 10 * (index - 232):02x}"
-    levels, cube = (0, 95, 135, 175, 215, 255), index - 16  # of each of red, green and blue
-    return "#" + "".join(f"{levels[cube // step % 6]:02x}" for step in (36, 6, 1))
+    if mode == 5:
+        (index,) = values
+        if index < 16:
+            return _BASIC[index]
+        levels = (0, 95, 135, 175, 215, 255)  # of each of red, green and blue
+        cube = [levels[(index - 16) // step % 6] for step in (36, 6, 1)]
+        values = cube if index < 232 else [8 + 10 * (index - 232)] * 3
+    return "#{:02x}{:02x}{:02x}".format(*values)

@@ -211,7 +211,19 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
             adds = f"communication adds {ms(point.exposed_us)} ms to {step} ({share})"
         yield f"At batch {point.batch} {adds}."
     yield _break_even(result)
-    yield from _best_bucket(result)
+    batch = result.batches[-1]
+    at = sorted((p for p in result.points if p.batch == batch), key=lambda p: p.step_us)
+    if len(at) < 2:
+        return
+    best, worst = at[0], at[-1]
+    (low, high), (least, most) = best.exposed_interval_us, worst.exposed_interval_us
+    if worst.step_us - best.step_us < (high - low + most - least) / 2:
+        yield f"Between bucket sizes there is no difference beyond the noise at batch {batch}."
+    else:
+        yield (
+            f"At batch {batch} {name_bucket(best.bucket)} are best ({ms(best.step_us)} ms a step) "
+            f"and {name_bucket(worst.bucket)} worst ({ms(worst.step_us)} ms)."
+        )
 
 
 def _break_even(result: StepBenchResult) -> str:
@@ -231,24 +243,6 @@ def _break_even(result: StepBenchResult) -> str:
     if not result.break_even:
         return f"{ranks} more samples per second than a single rank, at every batch."
     return f"From batch {result.break_even:.0f} on, {ranks} more samples than a single rank."
-
-
-def _best_bucket(result: StepBenchResult) -> Iterator[str]:
-    batch = result.batches[-1]
-    at = sorted((p for p in result.points if p.batch == batch), key=lambda p: p.step_us)
-    if len(at) < 2:
-        return
-    best, worst = at[0], at[-1]
-    noise = sum(
-        point.exposed_interval_us[1] - point.exposed_interval_us[0] for point in (best, worst)
-    )
-    if worst.step_us - best.step_us < noise / 2:
-        yield f"Between bucket sizes there is no difference beyond the noise at batch {batch}."
-    else:
-        yield (
-            f"At batch {batch} {name_bucket(best.bucket)} are best ({ms(best.step_us)} ms a step) "
-            f"and {name_bucket(worst.bucket)} worst ({ms(worst.step_us)} ms)."
-        )
 
 
 def name_bucket(bucket: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 from ddp_notebook.bench.steps import StepBenchResult
 
+_COUNTS = ("size_bytes", "count", "iterations", "rounds")
 _COLUMNS = (
     *("mean_us", "p10_us", "p90_us", "p99_us"),
     *("algbw_gb_per_s", "busbw_gb_per_s", "wrong", "skew_us"),
@@ -25,7 +26,25 @@ _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 
 def rows(run: BenchRun) -> list[dict[str, Any]]:
     """A dict for each size of each curve. Times in microseconds, bandwidths in GB/s (1e9)."""
-    return [_row(curve, point) for curve in run.curves for point in curve.points]
+    made = []
+    for curve in run.curves:
+        what = {name: getattr(curve, name) for name in ("op", "dtype", "mode", "world_size")}
+        for point in curve.points:
+            slowest = max(range(len(point.rank_us)), key=point.rank_us.__getitem__, default=0)
+            low, high = point.latency_interval_us
+            made.append(
+                {
+                    **what,
+                    **{name: getattr(point, name) for name in _COUNTS},
+                    "latency_us": point.latency_us,
+                    "latency_low_us": low,
+                    "latency_high_us": high,
+                    **{name: getattr(point, name) for name in _COLUMNS},
+                    "slowest_rank": curve.ranks[slowest],
+                    "precise": point.precise,
+                }
+            )
+    return made
 
 
 _OF_STEPS = (
@@ -58,75 +77,57 @@ def csv(table: Sequence[dict[str, Any]]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
-    slowest = max(range(len(point.rank_us)), key=point.rank_us.__getitem__, default=0)
-    return {
-        "op": curve.op,
-        "dtype": curve.dtype,
-        "mode": curve.mode,
-        "world_size": curve.world_size,
-        **{name: getattr(point, name) for name in ("size_bytes", "count", "iterations", "rounds")},
-        "latency_us": point.latency_us,
-        "latency_low_us": point.latency_interval_us[0],
-        "latency_high_us": point.latency_interval_us[1],
-        **{name: getattr(point, name) for name in _COLUMNS},
-        "slowest_rank": curve.ranks[slowest],
-        "precise": point.precise,
-    }
+_NCCL_HEADING = (
+    f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}",
+    f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+    + 2 * f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}",
+    f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
+    + 2 * f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}",
+)
 
 
 def nccl_text(run: BenchRun) -> str:
     """nccl-tests' table, one for each curve: tools find its columns by position."""
-    return "\n".join(line for curve in run.curves for line in _nccl_table(run, curve))
-
-
-def _nccl_table(run: BenchRun, curve: Curve) -> list[str]:
-    name = f"{_nccl_name(curve)}_perf"
-    sizes = [p.size_bytes for p in curve.points]
-    lines = [
-        f"# Collective test starting: {name}",
-        f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
-        f"step: {run.plan.get('factor', 2)}(factor) warmup iters: {run.plan.get('warmup', 0)} "
-        f"iters: adaptive agg iters: 1 validation: 1 graph: 0",
-        f"# measured by ddp_notebook: {run.backend} on {run.device}, {curve.mode}",
-        "#",
-        "# Using devices",
-        *(f"#  Rank {rank:2d} Group  0 on {run.device}" for rank in curve.ranks),
-        "#",
-        f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}",
-        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
-        + 2 * f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}",
-        f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
-        + 2 * f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}",
-    ]
-    lines += [_nccl_line(curve, point) for point in curve.points]
-    wrong = sum(p.wrong for p in curve.points)
-    rates = [_by_mean(p)["bus_bw"] for p in curve.points]
-    average = statistics.fmean(rates) if rates else 0.0
-    return [
-        *lines,
-        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {average:g} ",
-        "#",
-        f"# Collective test concluded: {name}",
-    ]
-
-
-def _nccl_line(curve: Curve, point: BenchPoint) -> str:
-    head = _nccl_head(curve, point)
-    body = _by_mean(point)
-    measured = (
-        f"  {_width(body['time'], 7)}  {_width(body['alg_bw'], 6)}  {_width(body['bus_bw'], 6)}"
-        f"  {point.wrong:>6}"
-    )
-    # The width of nccl-tests' columns for one placement (in-place or out-of-place).
-    nothing = " " * 33
-    # Tools that read this table find values by the position of their column.
-    places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
-    return (
-        f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
-        f"  {head['root']:>6}{''.join(places)}"
-    ).rstrip()
+    lines = []
+    for curve in run.curves:
+        name = f"{_nccl_name(curve)}_perf"
+        sizes = [p.size_bytes for p in curve.points]
+        wrong = sum(p.wrong for p in curve.points)
+        lines += [
+            f"# Collective test starting: {name}",
+            f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} "
+            f"maxBytes {max(sizes, default=0)} step: {run.plan.get('factor', 2)}(factor) "
+            f"warmup iters: {run.plan.get('warmup', 0)} "
+            "iters: adaptive agg iters: 1 validation: 1 graph: 0",
+            f"# measured by ddp_notebook: {run.backend} on {run.device}, {curve.mode}",
+            "#",
+            "# Using devices",
+            *(f"#  Rank {rank:2d} Group  0 on {run.device}" for rank in curve.ranks),
+            "#",
+            *_NCCL_HEADING,
+        ]
+        for point in curve.points:
+            head, mean = _nccl_head(curve, point), _by_mean(point)
+            measured = (
+                f"  {_width(mean['time'], 7)}  {_width(mean['alg_bw'], 6)}"
+                f"  {_width(mean['bus_bw'], 6)}  {point.wrong:>6}"
+            )
+            # The width of nccl-tests' columns for one placement (in-place or out-of-place). Tools
+            # that read this table find values by the position of their column.
+            nothing = " " * 33
+            places = nothing + measured if curve.operation.in_place else measured + nothing
+            line = (
+                f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
+                f"  {head['root']:>6}{places}"
+            )
+            lines.append(line.rstrip())
+        lines += [
+            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {_average_rate(curve.points):g} ",
+            "#",
+            f"# Collective test concluded: {name}",
+        ]
+    return "\n".join(lines)
 
 
 def _width(value: float, width: int) -> str:
@@ -160,12 +161,15 @@ def _by_mean(point: BenchPoint) -> dict[str, Any]:
     }
 
 
+def _average_rate(points: Sequence[BenchPoint]) -> float:
+    rates = [_by_mean(point)["bus_bw"] for point in points]
+    return statistics.fmean(rates) if rates else 0.0
+
+
 def nccl_json(run: BenchRun) -> dict[str, Any]:
     """nccl-tests' JSON. Several curves are one list of results with different names."""
-    results = [_nccl_result(curve, p) for curve in run.curves for p in curve.points]
-    wrong = sum(p.wrong for curve in run.curves for p in curve.points)
-    rates = [_by_mean(p)["bus_bw"] for curve in run.curves for p in curve.points]
-    iterations = [p.iterations for curve in run.curves for p in curve.points]
+    points = [point for curve in run.curves for point in curve.points]
+    wrong = sum(point.wrong for point in points)
     return {
         "version": 2,
         "start_time": run.started,
@@ -179,7 +183,7 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
             "maximum_bytes": run.plan.get("max_bytes", 0),
             "step_factor": run.plan.get("factor", 2),
             "warmup_iters": run.plan.get("warmup", 0),
-            "iterations": max(iterations, default=0),
+            "iterations": max((point.iterations for point in points), default=0),
             "aggregated_iterations": 1,
             "validation": 1,
             "graph": 0,
@@ -191,12 +195,9 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
                 for rank in range(run.world_size)
             ],
         },
-        "results": results,
+        "results": [_nccl_result(curve, point) for curve in run.curves for point in curve.points],
         "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
-        "average_bus_bandwidth": {
-            "bandwidth": statistics.fmean(rates) if rates else 0.0,
-            "okay": "unchecked",
-        },
+        "average_bus_bandwidth": {"bandwidth": _average_rate(points), "okay": "unchecked"},
         "errors": [run.ended] if run.ended else [],
     }
 
@@ -205,26 +206,22 @@ def _nccl_result(curve: Curve, point: BenchPoint) -> dict[str, Any]:
     place = "in_place" if curve.operation.in_place else "out_of_place"
     result = {**_nccl_head(curve, point), place: _by_mean(point)}
     if point.samples is not None:
-        result[f"{place}_per_iter"] = _per_iteration(point, point.samples.times_ns)
+        times_ns = point.samples.times_ns
+        slowest = [max(column) / 1e3 for column in zip(*times_ns, strict=True)]
+        ordered, deviation = sorted(slowest), statistics.pstdev(slowest)
+        result[f"{place}_per_iter"] = per_iteration = {
+            "min_us": ordered[0],
+            "max_us": ordered[-1],
+            "avg_us": point.mean_us,
+            "p50_us": point.latency_us,
+            "p95_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 95 // 100) - 1)],
+            "p99_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 99 // 100) - 1)],
+            "stdev_us": deviation,
+            "cv_pct": 100 * deviation / point.mean_us if point.mean_us else 0.0,
+            "times_us": slowest,
+        }
+        if len(times_ns) > 1:
+            of_ranks = [[time / 1e3 for time in times] for times in times_ns]
+            per_iteration["per_process_max_times_us"] = of_ranks
     name = f"{_nccl_name(curve)} {curve.world_size} ranks {curve.mode}"
     return {**result, "actual_iterations": point.iterations, "experiment_name": name}
-
-
-def _per_iteration(point: BenchPoint, times_ns: Sequence[Sequence[int]]) -> dict[str, Any]:
-    slowest = [max(column) / 1e3 for column in zip(*times_ns, strict=True)]
-    ordered = sorted(slowest)
-    deviation = statistics.pstdev(slowest)
-    fields: dict[str, Any] = {
-        "min_us": ordered[0],
-        "max_us": ordered[-1],
-        "avg_us": point.mean_us,
-        "p50_us": point.latency_us,
-        "p95_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 95 // 100) - 1)],
-        "p99_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 99 // 100) - 1)],
-        "stdev_us": deviation,
-        "cv_pct": 100 * deviation / point.mean_us if point.mean_us else 0.0,
-        "times_us": slowest,
-    }
-    if len(times_ns) > 1:
-        fields["per_process_max_times_us"] = [[t / 1e3 for t in times] for times in times_ns]
-    return fields

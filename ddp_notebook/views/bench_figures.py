@@ -78,8 +78,15 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     left.yaxis.set_major_formatter(lambda value, _position: duration(value / 1e6))
     left.yaxis.set_minor_formatter(lambda *_: "")
     left.set_ylim(_time_range(points))
-    if len(curves) == 1 and curves[0].fit is not None:
-        _explain(left, curves[0])
+    if len(curves) == 1 and (fit := curves[0].fit) is not None:
+        # Its latency as a floor, and the size that gets half of the bandwidth.
+        dotted: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (1, 2))}
+        floor_us, half = fit.latency_s * 1e6, fit.half_bandwidth_bytes
+        left.axhline(floor_us, **dotted)
+        _note(left, f"latency {duration(fit.latency_s)}", y=floor_us, below=True)
+        if fit.from_bytes <= half <= fit.to_bytes:
+            left.axvline(half, **dotted)
+            _note(left, "half of the\nbandwidth", x=half)
     reached = max(p.busbw_gb_per_s for p in points)
     right.set_ylim(0, 1.1 * reached or 1)
     if all(curve.world_size == 1 for curve in curves):
@@ -125,19 +132,6 @@ def _draw(axes: Axes, curve: Curve, heights: Sequence[float], number: int, **loo
     if wrong:
         at, tops = [sizes[n] for n in wrong], [heights[n] for n in wrong]
         axes.plot(at, tops, "X", color=_VERMILLION, markersize=10, label="wrong results", zorder=3)
-
-
-def _explain(axes: Axes, curve: Curve) -> None:
-    """The fit's latency as a floor, and the size that gets half of the bandwidth."""
-    fit = curve.fit
-    assert fit is not None
-    dotted: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (1, 2))}
-    axes.axhline(fit.latency_s * 1e6, **dotted)
-    _note(axes, f"latency {duration(fit.latency_s)}", y=fit.latency_s * 1e6, below=True)
-    half = fit.half_bandwidth_bytes
-    if fit.from_bytes <= half <= fit.to_bytes:
-        axes.axvline(half, **dotted)
-        _note(axes, "half of the\nbandwidth", x=half)
 
 
 def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:

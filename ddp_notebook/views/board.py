@@ -66,6 +66,12 @@ def text(board: Board) -> str:
     return "\n\n".join(parts)
 
 
+def headline_alone(board: Board) -> str:
+    """The headline without the address at which the ranks meet, which is shown elsewhere."""
+    address = board.snapshot.init_method
+    return board.headline.replace(f" · {address}", "") if address else board.headline
+
+
 def brief(board: Board) -> str:
     """Return the result of a button, for a reader who sees the rows of the board anyway."""
     return "\n".join([strip_ansi(board.headline), *map(_note, board.notes)])
@@ -96,27 +102,26 @@ def loading(board: Board) -> str:
 
 
 def _table(board: Board) -> Table:
-    return Table(_COLUMNS, [_row(row) for row in board.rows], WIDTH, css_class="ddp-board")
-
-
-def _row(row: BoardRow) -> Row:
-    """One row in the order of the columns; its class names its look, and whether it is silent."""
-    of_status = _STATUS_COLOURS[row.status], row.status.name.lower().replace("_", "-")
-    colour, look = _ROLE_LOOKS.get(row.role, of_status)
-    cells = (
-        Cell(format_ranks(row.ranks)),
-        Cell(stage_words(row), before=strip(row) if stage_words(row) else ""),
-        Cell(row.word or row.status.value, colour=colour),
-        Cell(strip_ansi(row.text).strip()),
-        Cell(strip_ansi(row.device)),
-        Cell(str(row.pid) if row.pid else ""),
-        Cell(strip_ansi(row.host)),
-        Cell(heard_words(row), bold=row.silent),
-    )
-    # A rank that says nothing is marked by the text, by bold type and by the style sheet: the last
-    # is lost in a notebook that is not trusted.
-    silent = " ddp-silent" if row.silent else ""
-    return Row(cells, markup.BAD if row.gone else "", f"ddp-{look}{silent}")
+    """A row's class names its look, and whether it is silent."""
+    rows = []
+    for row in board.rows:
+        of_status = _STATUS_COLOURS[row.status], row.status.name.lower().replace("_", "-")
+        colour, look = _ROLE_LOOKS.get(row.role, of_status)
+        cells = (
+            Cell(format_ranks(row.ranks)),
+            Cell(stage_words(row), before=strip(row) if stage_words(row) else ""),
+            Cell(row.word or row.status.value, colour=colour),
+            Cell(strip_ansi(row.text).strip()),
+            Cell(strip_ansi(row.device)),
+            Cell(str(row.pid) if row.pid else ""),
+            Cell(strip_ansi(row.host)),
+            Cell(heard_words(row), bold=row.silent),
+        )
+        # A rank that says nothing is marked by the text, by bold type and by the style sheet: the
+        # last is lost in a notebook that is not trusted.
+        silent = " ddp-silent" if row.silent else ""
+        rows.append(Row(cells, markup.BAD if row.gone else "", f"ddp-{look}{silent}"))
+    return Table(_COLUMNS, rows, WIDTH, css_class="ddp-board")
 
 
 def stage_words(row: BoardRow) -> str:

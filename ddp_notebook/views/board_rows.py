@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Diagnosis,
+    Finding,
     LineStopped,
     Place,
     Ranks,
@@ -61,6 +62,11 @@ class BoardFacts:
     stops: Mapping[int, LineStopped] = field(default_factory=dict)
     members: Ranks = ()
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found; empty also where nobody has asked."""
+        return self.diagnosis.findings if self.diagnosis is not None else ()
+
 
 def board(snapshot: Snapshot) -> Board:
     """The board of `snapshot` alone: without collectives and findings."""
@@ -71,11 +77,10 @@ def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known at the time of the snapshot."""
     snapshot, rows = facts.snapshot, board_rows(facts)
     words = {rank: row.word for row in rows for rank in row.ranks}
-    known = facts.diagnosis or Diagnosis()
-    told = {
-        rank for finding in known.findings if finding.category in _DEATHS for rank in finding.ranks
-    }
-    standing = (*notes(snapshot, told), *(remark.text for remark in known.remarks))
+    deaths = (finding for finding in facts.findings if finding.category in _DEATHS)
+    told = {rank for finding in deaths for rank in finding.ranks}
+    remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
+    standing = (*notes(snapshot, told), *(remark.text for remark in remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
 
 
@@ -112,17 +117,18 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
     if len(rows) < 8:
         return tuple(rows)
     groups: dict[object, list[BoardRow]] = {}
-    for row in (_briefly(row, facts.diagnosis) for row in rows):
-        groups.setdefault(_sameness(row), []).append(row)
+    sides = [side for finding in facts.findings for side in finding.sides]
+    for row in rows:
+        own = next((side for side in sides if row.ranks[0] in side.ranks), None)
+        if row.role is Role.REFUSED and own is not None:
+            # What it brought: its error names the rank, which no other rank's does.
+            row = replace(row, text=f"{own.call} {own.tensor}".strip())
+        sameness = (
+            *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
+            *(_kind_of_device(row.device), row.host, row.silent),
+        )
+        groups.setdefault(sameness, []).append(row)
     return tuple(map(_together, groups.values()))
-
-
-def _sameness(row: BoardRow) -> object:
-    """Equal for ranks that share a row."""
-    return (
-        *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
-        *(_kind_of_device(row.device), row.host, row.silent),
-    )
 
 
 def _together(rows: Sequence[BoardRow]) -> BoardRow:
@@ -140,25 +146,12 @@ def _together(rows: Sequence[BoardRow]) -> BoardRow:
     )
 
 
-def _briefly(row: BoardRow, diagnosis: Diagnosis | None) -> BoardRow:
-    """Of a refused rank, what it brought: its error names it, which no other rank's does."""
-    findings = diagnosis.findings if diagnosis is not None else ()
-    sides = (side for finding in findings for side in finding.sides)
-    own = next((side for side in sides if row.ranks[0] in side.ranks), None)
-    if row.role is not Role.REFUSED or own is None:
-        return row
-    return replace(row, text=f"{own.call} {own.tensor}".strip())
-
-
 def _kind_of_device(device: str) -> str:
     return device.partition(":")[0].partition(" ")[0]
 
 
 def _row(
-    state: RankState,
-    record: Collective | None,
-    missing: MissingRanks,
-    facts: BoardFacts,
+    state: RankState, record: Collective | None, missing: MissingRanks, facts: BoardFacts
 ) -> BoardRow:
     """The row of one rank. `record` is the latest collective of a rank that is in a run."""
     activity = _activity(state, record, missing, facts)
@@ -167,7 +160,7 @@ def _row(
     quiet = ended or state.status in (Status.DEAD, Status.STARTING)
     # A live rank sends a message every quarter of a second.
     silent = age_s > 2.0 and not quiet
-    role = _role(state, activity, silent, facts.diagnosis)
+    role = _role(state, activity, silent, facts.findings)
     if ended and role not in (Role.CULPRIT, Role.DEAD, Role.FAILED):
         role = Role.ENDED
     return BoardRow(
@@ -202,10 +195,7 @@ class _Activity:
 
 
 def _activity(
-    state: RankState,
-    record: Collective | None,
-    missing: MissingRanks,
-    facts: BoardFacts,
+    state: RankState, record: Collective | None, missing: MissingRanks, facts: BoardFacts
 ) -> _Activity:
     text = describe(state)
     match state.status:
@@ -231,9 +221,8 @@ def _activity(
             return _Activity(text, state.since_ns, paused=state.status is Status.PAUSED)
 
 
-def _waits(state: RankState, activity: _Activity, diagnosis: Diagnosis | None) -> bool:
+def _waits(state: RankState, activity: _Activity, findings: Sequence[Finding]) -> bool:
     """True if it waits for others, as far as is known of what it does, or as was found."""
-    findings = diagnosis.findings if diagnosis is not None else ()
     blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
     # Who waits for a key that no rank sets may be named as the one with the wrong key, and waits.
     among = (
@@ -256,23 +245,20 @@ def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:
     if activity.paused:
         return Status.PAUSED.value
     wrong = facts.diagnosis is not None and facts.diagnosis.wrong
-    return Role.WAITING.value if wrong and _waits(state, activity, facts.diagnosis) else word
+    return Role.WAITING.value if wrong and _waits(state, activity, facts.findings) else word
 
 
-def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagnosis | None) -> Role:
+def _role(state: RankState, activity: _Activity, silent: bool, findings: Sequence[Finding]) -> Role:
     """The first description that is true of the rank; the worst are tried first."""
-    findings = diagnosis.findings if diagnosis is not None else ()
-    for finding in findings:
-        if state.rank in finding.ranks and not finding.passing:
-            return Role.CULPRIT
-        if state.rank in finding.ranks:
-            return Role.PAUSED if activity.paused else Role.LATE
+    named = next((finding for finding in findings if state.rank in finding.ranks), None)
     roles = (
+        (named is not None and not named.passing, Role.CULPRIT),
+        (named is not None, Role.PAUSED if activity.paused else Role.LATE),
         (state.status is Status.DEAD and not state.restarting, Role.DEAD),
         (state.status is Status.FAILED, Role.FAILED),
         (silent, Role.SILENT),
         (activity.paused, Role.PAUSED),
-        (_waits(state, activity, diagnosis), Role.WAITING),
+        (_waits(state, activity, findings), Role.WAITING),
         (state.status is Status.READY and state.refused, Role.REFUSED),
         (state.status is Status.READY and bool(state.raised), Role.RAISED),
         (state.status is Status.READY and state.no_group, Role.GROUPLESS),
@@ -341,15 +327,11 @@ def describe(state: RankState) -> str:
         case Status.FAILED:
             return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
         case Status.DEAD:
-            return "its process is replaced" if state.restarting else _death(state)
-
-
-def _death(state: RankState) -> str:
-    last = state.last_words.strip().splitlines()
-    words = f" · last words: {last[-1].strip()}" if last else ""
-    if state.exit_code is None:
-        return f"its process is gone{words}"
-    return f"{exit_text(state.exit_code)}{words}"
+            if state.restarting:
+                return "its process is replaced"
+            end = "its process is gone" if state.exit_code is None else exit_text(state.exit_code)
+            last = state.last_words.strip().splitlines()
+            return f"{end} · last words: {last[-1].strip()}" if last else end
 
 
 def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
@@ -365,10 +347,25 @@ def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
             lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
     if snapshot.groupless and not snapshot.ended:
         lines.append(no_group(snapshot.groupless))
-    lines.extend(_limits(snapshot))
-    alone = not snapshot.with_status(Status.RUNNING) and set(_dead(snapshot)) <= set(told)
-    if _dead(snapshot) and not snapshot.ended and not alone:
-        lines.append(_how_to_restart(snapshot))
+    for text in dict.fromkeys(text for state in snapshot.ranks for text in state.limits):
+        limited = tuple(state.rank for state in snapshot.ranks if text in state.limits)
+        lines.append(f"{name_ranks(limited).capitalize()}: {text}")
+    gone = snapshot.with_status(Status.DEAD)
+    dead = tuple(rank for rank in gone if not snapshot.ranks[rank].restarting)
+    running = snapshot.with_status(Status.RUNNING)
+    if dead and not snapshot.ended and (running or not set(dead) <= set(told)):
+        who, restart = name_ranks(dead), f"%ddp_restart --ranks {format_ranks(dead)}"
+        if running:
+            all_of = "both" if len(dead) + len(running) == 2 else "all of them"
+            lines.append(
+                f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
+                f"{restart}. If that waits for {who}, interrupt it and restart {all_of}: "
+                f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
+            )
+        else:
+            every = len(dead) == len(snapshot.ranks)
+            kept = "without their variables" if every else "the others keep their variables"
+            lines.append(f"{who.capitalize()} can be brought back, {kept}: {restart}")
     return tuple(dict.fromkeys(lines))
 
 
@@ -378,33 +375,4 @@ def no_group(ranks: Ranks) -> str:
         f"{verb(ranks, 'has', 'have').capitalize()} no process group, "
         f"{agree(ranks, 'its', 'their')} code destroyed it: %ddp_abort makes a new one, and "
         "variables stay."
-    )
-
-
-def _limits(snapshot: Snapshot) -> Iterator[str]:
-    for text in dict.fromkeys(text for state in snapshot.ranks for text in state.limits):
-        limited = tuple(state.rank for state in snapshot.ranks if text in state.limits)
-        yield f"{name_ranks(limited).capitalize()}: {text}"
-
-
-def _dead(snapshot: Snapshot) -> Ranks:
-    """The dead ranks that are not being restarted."""
-    dead = snapshot.with_status(Status.DEAD)
-    return tuple(rank for rank in dead if not snapshot.ranks[rank].restarting)
-
-
-def _how_to_restart(snapshot: Snapshot) -> str:
-    dead = _dead(snapshot)
-    running = snapshot.with_status(Status.RUNNING)
-    restart = f"%ddp_restart --ranks {format_ranks(dead)}"
-    who = name_ranks(dead)
-    if not running:
-        every = len(dead) == len(snapshot.ranks)
-        variables = "without their variables" if every else "the others keep their variables"
-        return f"{who.capitalize()} can be brought back, {variables}: {restart}"
-    them = "both" if len(dead) + len(running) == 2 else "all of them"
-    return (
-        f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
-        f"{restart}. If that waits for {who}, interrupt it and restart {them}: "
-        f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
     )

@@ -12,7 +12,6 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Ranks,
-    Remark,
     Traceback,
     by_value,
     counted,
@@ -212,11 +211,13 @@ def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
     `sides` is HTML that goes below the finding's sentence.
     """
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
-    past, more = (
-        _line(markup.words(words)) if words else "" for words in (past_words(d), _more(d))
-    )
+    past, more = _line(markup.words(past_words(d))), _line(markup.words(_more(d)))
     parts = [past, *map(_traceback, first), "" if others else more]
-    parts.append(_finding(d.findings[0], d, sides) if d.findings else _calm(d))
+    if d.findings:
+        parts.append(_finding(d.findings[0], d, sides))
+    else:
+        sign, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
+        parts.append(_line(markup.words(d.headline), sign, colour))
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, d) for finding in d.findings[1:]]
@@ -224,28 +225,19 @@ def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
         raised = "".join(map(_traceback, others))
         summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
         parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
-    parts += map(_remark, d.remarks)
+    for remark in d.remarks:  # no mistake, and worth knowing
+        kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
+        said = f"{markup.words(remark.text)} {kind}{_evidence(remark.evidence)}"
+        parts.append(_line(said, PASSING, markup.BUSY))
     # A note says what is not known because a rule failed.
     parts += [_line(markup.words(note), UNDECIDED, markup.WARN) for note in d.notes]
     return view([*parts, _doing(d.doing) if with_doing else ""])
 
 
-def _calm(d: Diagnosis) -> str:
-    sign, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
-    return _line(markup.words(d.headline), sign, colour)
-
-
-def _remark(remark: Remark) -> str:
-    """Return what is no mistake, and worth knowing."""
-    kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
-    said = f"{markup.words(remark.text)} {kind}{_evidence(remark.evidence)}"
-    return _line(said, PASSING, markup.BUSY)
-
-
 def _line(html: str, sign: str = "", colour: str = "") -> str:
-    """Return a paragraph behind a coloured sign, if one is given."""
+    """Return a paragraph behind a coloured sign, if one is given; empty if there are no words."""
     shown = f'<span style="{_SYMBOL}; color: rgb({colour})">{sign}</span>' if sign else ""
-    return f'<div style="margin: 0 0 8px">{shown}{html}</div>'
+    return f'<div style="margin: 0 0 8px">{shown}{html}</div>' if html else ""
 
 
 def _traceback(traceback: Traceback) -> str:

@@ -59,7 +59,6 @@ class LiveRegion:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
-        self._thread: threading.Thread | None = None
 
     @property
     def shown(self) -> bool:
@@ -71,20 +70,12 @@ class LiveRegion:
         """True once it is not drawn any more."""
         return self._closed
 
-    @property
-    def opened(self) -> bool:
-        """True once drawing was started."""
-        return self._thread is not None
-
     def open(self, delay_s: float = 0.0) -> None:
         """Start drawing, after `delay_s`, on a thread of its own."""
-        self._thread = threading.Thread(
-            target=self._context.run,
-            args=(self._draw_loop, delay_s),
-            name="ddp-drawing",
-            daemon=True,
-        )
-        self._thread.start()
+        context, loop = self._context, self._draw_loop
+        threading.Thread(
+            target=context.run, args=(loop, delay_s), name="ddp-drawing", daemon=True
+        ).start()
 
     def nudge(self) -> None:
         """Something may have changed (any thread; quick)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 
@@ -73,7 +73,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     """The lines of the grid: the last dimension across, the others down."""
     if not layout.dimensions:
         return
-    (last, size), names = layout.dimensions[-1], [name for name, _ in layout.dimensions[:-1]]
+    *outer, (last, size) = layout.dimensions
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank, place in sorted(layout.coordinates.items(), key=lambda item: item[1]):
         rows.setdefault(place[:-1], []).append(rank)
@@ -81,7 +81,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     if not wide:
         yield "", [f"{last}={at}" for at in range(size)]
     for place, ranks in list(rows.items())[:_MOST_LINES]:
-        label = ", ".join(f"{name}={at}" for name, at in zip(names, place, strict=True))
+        label = ", ".join(f"{name}={at}" for (name, _), at in zip(outer, place, strict=True))
         together = f"{last}=0-{size - 1}: {name_ranks(ranks)}"
         yield label, [together] if wide else [f"rank {rank}" for rank in ranks]
     if len(rows) > _MOST_LINES:
@@ -93,23 +93,21 @@ def _grid(layout: MeshLayout) -> str:
     most = max(layout.bytes.values(), default=0)
     rows = []
     for label, cells in _lines(layout):
-        drawn = "".join(_drawn(cell, layout, most) for cell in cells)
-        rows.append(f'<tr><th style="{_CELL}">{escape(label)}</th>{drawn}</tr>')
+        row = f'<th style="{_CELL}">{escape(label)}</th>'
+        for cell in cells:
+            # In a mesh that is wide a cell names many ranks, and has no bar.
+            rank = re.fullmatch(r"rank (\d+)", cell)
+            size = layout.bytes.get(int(rank[1])) if rank else None
+            bar = ""
+            if size is not None and most:
+                bar = (
+                    f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
+                    f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
+                )
+            row += f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
+        rows.append(f"<tr>{row}</tr>")
     style = "border-collapse: collapse; color: inherit; margin: 4px 0"
     return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
-
-
-def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
-    # In a mesh that is wide a cell names many ranks, and has no bar.
-    rank = re.fullmatch(r"rank (\d+)", cell)
-    size = layout.bytes.get(int(rank[1])) if rank else None
-    bar = ""
-    if size is not None and most:
-        bar = (
-            f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
-            f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
-        )
-    return f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
 
 
 def _about(model: ModelLayout) -> str:
@@ -119,11 +117,24 @@ def _about(model: ModelLayout) -> str:
 
 
 def _table(model: ModelLayout) -> Table:
+    """A row for parameters that are alike but for one number in their names."""
     every = {rank for parameter in model.parameters for rank in parameter.ranks}
-    folded = list(_folded(model.parameters))
-    rows = [_row(name, parameter, every) for name, parameter in folded[:_MOST_ROWS]]
-    if len(folded) > _MOST_ROWS:
-        more = f"and {len(folded) - _MOST_ROWS} more: --json"
+    groups: dict[tuple[object, ...], list[Placed]] = {}
+    for parameter in model.parameters:
+        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
+        # first number may differ.
+        numbers = re.findall(r"\d+", parameter.name)
+        key = re.sub(r"\d+", "#", parameter.name), *numbers[1:], replace(parameter, name="")
+        groups.setdefault(key, []).append(parameter)
+    rows = []
+    for group in list(groups.values())[:_MOST_ROWS]:
+        name = group[0].name
+        if len(group) > 1:  # ``layers.0-3.weight``
+            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
+            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
+        rows.append(_row(name, group[0], every))
+    if len(groups) > _MOST_ROWS:
+        more = f"and {len(groups) - _MOST_ROWS} more: --json"
         rows.append(Row([Cell(more), *[Cell("")] * (len(_COLUMNS) - 1)]))
     return Table(_COLUMNS, rows, WIDTH)
 
@@ -143,20 +154,3 @@ def _row(name: str, each: Placed, every: set[int]) -> Row:
         gathered or "never",
     )
     return Row([Cell(cell) for cell in cells])
-
-
-def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
-    """Parameters with their names; those alike but for one number in the name as one."""
-    groups: dict[tuple[object, ...], list[Placed]] = {}
-    for parameter in parameters:
-        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
-        # first number may differ.
-        numbers = re.findall(r"\d+", parameter.name)
-        key = re.sub(r"\d+", "#", parameter.name), *numbers[1:], replace(parameter, name="")
-        groups.setdefault(key, []).append(parameter)
-    for group in groups.values():
-        name = group[0].name
-        if len(group) > 1:  # ``layers.0-3.weight``
-            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
-            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
-        yield name, group[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from ddp_notebook.bench.result import BenchRun
@@ -13,7 +14,6 @@ from ddp_notebook.model import (
     Board,
     Diagnosis,
     OutputGroup,
-    OutputItem,
     OutputKind,
     StackTree,
     StepTable,
@@ -26,6 +26,7 @@ from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.views import (
     bench,
     bench_figures,
+    board,
     doctor,
     findings,
     markup,
@@ -33,9 +34,8 @@ from ddp_notebook.views import (
     output,
     stacks,
     step_table,
+    variables,
 )
-from ddp_notebook.views import board as board_view
-from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.ansi import ansi_to_html
 from ddp_notebook.views.output_log import bars_apart
 
@@ -46,28 +46,23 @@ Shown: TypeAlias = (
     Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout
 )
 """Values that are shown as text and as HTML."""
+_VIEWS: dict[type, ModuleType] = {
+    Board: board,
+    Diagnosis: findings,
+    StepTable: step_table,
+    StackTree: stacks,
+    VariableTable: variables,
+    MeshLayout: mesh,
+    DoctorReport: doctor,
+}
 
 
 def mime_bundle(value: Shown) -> dict[str, str]:
     """A value as text and as HTML."""
     # Values know nothing of how they look: a program that runs without a notebook loads none of
     # this.
-    match value:
-        case Board():
-            text, html = board_view.text(value), board_view.html(value)
-        case Diagnosis():
-            text, html = findings.text(value), findings.html(value)
-        case StepTable():
-            text, html = step_table.text(value), step_table.html(value)
-        case StackTree():
-            text, html = stacks.text(value), stacks.html(value)
-        case VariableTable():
-            text, html = variables_view.text(value), variables_view.html(value)
-        case MeshLayout():
-            text, html = mesh.text(value), mesh.html(value)
-        case DoctorReport():
-            text, html = doctor.text(value), doctor.html(value)
-    return {"text/plain": text, "text/html": html}
+    view = _VIEWS[type(value)]
+    return {"text/plain": view.text(value), "text/html": view.html(value)}
 
 
 def bench_bundles(result: BenchRun | StepBenchResult) -> list[dict[str, str]]:
@@ -112,24 +107,21 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = 
             if fold and output.is_long(piece):
                 sys.stdout.flush()
                 publisher.publish(data=output.bundle(group.ranks, piece), metadata={})
-            else:
-                _show_piece(publisher, piece)
+                continue
+            for item in bars_apart(piece):
+                # Streams go to sys.stdout and sys.stderr, and not as displays: then %%capture, a
+                # log of the terminal and the notebook's own folding treat them as output of the
+                # cell.
+                if item.what in _STREAM_OF:
+                    sys.stdout.flush()  # what comes on stderr belongs under its header
+                    stream = getattr(sys, _STREAM_OF[item.what])
+                    stream.write(item.text.removesuffix("\n") + "\n")
+                    stream.flush()
+                elif item.data:
+                    sys.stdout.flush()
+                    publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
     if groups:  # to a kernel's thread and back: half a millisecond, which a quiet cell saves
         sys.stdout.flush()
-
-
-def _show_piece(publisher: Any, piece: Sequence[OutputItem]) -> None:
-    for item in bars_apart(piece):
-        # Streams go to sys.stdout and sys.stderr, and not as displays: then %%capture, a log of the
-        # terminal and the notebook's own folding treat them as output of the cell.
-        if item.what in _STREAM_OF:
-            sys.stdout.flush()  # what comes on stderr belongs under its header
-            stream = getattr(sys, _STREAM_OF[item.what])
-            stream.write(item.text if item.text.endswith("\n") else item.text + "\n")
-            stream.flush()
-        elif item.data:
-            sys.stdout.flush()
-            publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
 
 
 def victims_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
@@ -174,10 +166,9 @@ class Displays:
     def register(self) -> None:
         """Tell IPython how to show each type of value."""
         formatter = self._shell.display_formatter.ipython_display_formatter
-        formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
         formatter.for_type(StepBenchResult, self._show_bench)
-        for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport, MeshLayout):
+        for shown in _VIEWS:
             formatter.for_type(shown, self._show)
 
     def shown_already(self, value: object = None) -> None:
@@ -194,15 +185,13 @@ class Displays:
         """False in a cell that shows its value itself."""
         return bool(self._shown_in != self._shell.execution_count)
 
-    def _show_board(self, board: Board) -> None:
-        if self.are_needed:
-            self._show(board)
-
     def _show(self, value: Shown) -> None:
         # A verb that shows its value in mid-cell has done what IPython would do with the value of
         # the last line.
         shown, cell = self._shown
         if value is shown and cell == self._shell.execution_count:
+            return
+        if isinstance(value, Board) and not self.are_needed:
             return
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 

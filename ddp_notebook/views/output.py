@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from html import escape
 
 from ddp_notebook.model import (
@@ -66,14 +66,13 @@ def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines:
     style = "" if markup.STYLE in below_html else markup.STYLE
     shown = ""
     for group in groups:
-        tail = _tail(group.items, max(tail_lines, 1))
-        above = tail.left_out()
+        tail, above = _tail(group.items, max(tail_lines, 1))
         left_out = f'<span class="ddp-left-out" style="{markup.MUTED}"> · {above}</span>'
         left_out = left_out if above else ""
         shown += (  # scrolled to its last line by the style of ddp-tail
             f'<div class="ddp-group" style="{GROUP}">'
             f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
-            f'<div class="ddp-tail"><div>{blocks(tail.items)}</div></div></div>'
+            f'<div class="ddp-tail"><div>{blocks(tail)}</div></div></div>'
         )
     return (
         f'<div class="ddp-view ddp-live">{style}{shown}'
@@ -82,37 +81,22 @@ def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines:
     )
 
 
-@dataclass(slots=True)
-class _Tail:
-    """The end of a group's output, and how much is above it."""
+def _tail(items: Sequence[OutputItem], lines: int) -> tuple[list[OutputItem], str]:
+    """The last `lines` lines of `items`, and how much is above them in words; empty for nothing.
 
-    items: list[OutputItem] = field(default_factory=list)
-    lines: int = 0
-    images: int = 0
-    in_line: bool = False
-    """True if the beginning of the first line is cut off."""
-
-    def left_out(self) -> str:
-        """How much is above it, in words; empty for nothing."""
-        parts = [
-            counted(self.lines, "line") if self.lines else "",
-            counted(self.images, "image") if self.images else "",
-            "the beginning of a line" if self.in_line else "",
-        ]
-        words = ", ".join(filter(None, parts))
-        return f"{words} above" if words else ""
-
-
-def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
-    """The last `lines` lines of `items`. Of the text before them only the lines are counted."""
+    Of the text above only the lines are counted.
+    """
+    tail: list[OutputItem] = []
+    lines_above = images_above = 0
+    in_line = False  # whether the beginning of the first line is cut off
     # Where lines have more than 200 characters on average, fewer are shown.
-    tail, room, characters = _Tail(), lines, lines * 200
+    room, characters = lines, lines * 200
     # From the end: a rank may have written a million lines, and only the last ones are looked at.
     for item in reversed(items):
         if _image(item):
-            tail.images += room <= 0
+            images_above += room <= 0
             if room > 0:
-                tail.items.append(item)
+                tail.append(item)
                 # An image is about as high as 20 lines.
                 room -= 20
             continue
@@ -121,13 +105,15 @@ def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
         # What is cut must not begin within an escape code (`after_escape`), or its rest would be
         # shown as text.
         if start < len(text):
-            tail.items.append(OutputItem(item.what, text[start:]))
-            tail.in_line = start > 0 and text[start - 1] != "\n"
-        tail.lines += text.count("\n", 0, start)
+            tail.append(OutputItem(item.what, text[start:]))
+            in_line = start > 0 and text[start - 1] != "\n"
+        lines_above += text.count("\n", 0, start)
         characters -= len(text) - start
         room = room - used if start == 0 and characters > 0 else 0
-    tail.items.reverse()
-    return tail
+    counts = ((lines_above, "line"), (images_above, "image"))
+    above = [counted(count, what) for count, what in counts if count]
+    above += ["the beginning of a line"] * in_line
+    return tail[::-1], f"{', '.join(above)} above" if above else ""
 
 
 def _last_lines(text: str, room: int, characters: int) -> tuple[int, int]:

@@ -51,10 +51,12 @@ class OutputLog:
             return
         self._join()
         item = OutputItem(output.what, output.text, output.data, output.metadata, output.display_id)
-        if output.update:
-            self._replace_display(item)
-        else:
+        if not output.update:
             self._items.append(item)
+            return
+        for index, old in enumerate(self._items):
+            if item.display_id and old.display_id == item.display_id:
+                self._items[index] = replace(item, what=old.what)
 
     def items(self) -> tuple[OutputItem, ...]:
         """The output so far."""
@@ -93,11 +95,6 @@ class OutputLog:
             self._items[-1] = replace(self._items[-1], text=apply_carriage_returns(written))
             self._pieces = []
 
-    def _replace_display(self, item: OutputItem) -> None:
-        for index, old in enumerate(self._items):
-            if item.display_id and old.display_id == item.display_id:
-                self._items[index] = replace(item, what=old.what)
-
     def _clear(self) -> None:
         self._items, self._pieces, self._clear_pending, self._bar = [], [], False, None
 
@@ -112,7 +109,11 @@ def apply_carriage_returns(text: str) -> str:
     if "\r" not in text:
         return text
     lines = _LINE_END.sub("\n", text).split("\n")
-    return "\n".join(_shown(line) if "\r" in line else line for line in lines)
+    for number, line in enumerate(lines):
+        if "\r" in line:
+            shown, at = _overwrite(line)
+            lines[number] = f"{shown}\r" if at == 0 and shown else shown
+    return "\n".join(lines)
 
 
 def resumable(text: str) -> str:
@@ -157,25 +158,18 @@ def bars_apart(items: Iterable[OutputItem]) -> list[OutputItem]:
     """`items` with progress bars separated from stderr: they are neither errors nor warnings."""
     apart: list[OutputItem] = []
     for item in items:
-        has_bars = item.what is OutputKind.STDERR and _BAR.search(item.text)
-        apart += _bars_apart(item) if has_bars else [item]
+        if item.what is not OutputKind.STDERR or not _BAR.search(item.text):
+            apart.append(item)
+            continue
+        pieces: list[OutputItem] = []
+        for line in item.text.splitlines(keepends=True):
+            what = OutputKind.STDOUT if _BAR.search(line) else item.what
+            if pieces and pieces[-1].what is what:
+                pieces[-1] = replace(pieces[-1], text=pieces[-1].text + line)
+            elif line.strip():
+                pieces.append(OutputItem(what, line))
+        apart += pieces
     return apart
-
-
-def _bars_apart(item: OutputItem) -> list[OutputItem]:
-    apart: list[OutputItem] = []
-    for line in item.text.splitlines(keepends=True):
-        what = OutputKind.STDOUT if _BAR.search(line) else item.what
-        if apart and apart[-1].what is what:
-            apart[-1] = replace(apart[-1], text=apart[-1].text + line)
-        elif line.strip():
-            apart.append(OutputItem(what, line))
-    return apart
-
-
-def _shown(line: str) -> str:
-    shown, at = _overwrite(line)
-    return f"{shown}\r" if at == 0 and shown else shown
 
 
 def _overwrite(line: str) -> tuple[str, int]:
@@ -194,15 +188,12 @@ def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
     groups: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
     for rank in sorted(logs):
         if items := tuple(logs[rank]):
-            essence = repr([_essence(item) for item in items])
-            groups.setdefault(essence, ([], items))[0].append(rank)
+            compared = []
+            for item in items:
+                data = {kind: _without_addresses(value) for kind, value in item.data.items()}
+                compared.append((item.what, _without_addresses(item.text), data))
+            groups.setdefault(repr(compared), ([], items))[0].append(rank)
     return tuple(OutputGroup(tuple(members), items) for members, items in groups.values())
-
-
-def _essence(item: OutputItem) -> object:
-    """The parts of an item that are compared."""
-    data = {kind: _without_addresses(value) for kind, value in item.data.items()}
-    return item.what, _without_addresses(item.text), data
 
 
 def _without_addresses(value: object) -> object:
@@ -262,13 +253,15 @@ def split_errors(
     rest: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
     """What is equal without tracebacks is one group."""
     for each in groups:
+        others = []
         for item in each.items:
             if item.what is OutputKind.ERROR:
                 same = errors.setdefault(of_any_rank(item.text, each.ranks), {})
                 same.setdefault(item.text, []).extend(each.ranks)
-        others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
+            else:
+                others.append(item)
         if others:
-            rest.setdefault(repr(others), ([], others))[0].extend(each.ranks)
+            rest.setdefault(repr(others), ([], tuple(others)))[0].extend(each.ranks)
     tracebacks = []
     for text, same in errors.items():
         shown = text if len(same) > 1 else next(iter(same))

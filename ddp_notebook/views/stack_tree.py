@@ -35,19 +35,18 @@ def _branches(stacks: Sequence[RankStack], depth: int) -> tuple[Branch, ...]:
     groups: dict[object, list[RankStack]] = {}
     for stack in stacks:
         groups.setdefault(_next(stack, depth), []).append(stack)
-    return tuple(_branch(group, depth) for group in groups.values())
-
-
-def _branch(stacks: Sequence[RankStack], depth: int) -> Branch:
-    """The branch of ranks that have the same frame at `depth`."""
-    first, end = stacks[0], depth
-    while end < len(first.frames) and len({_next(stack, end) for stack in stacks}) == 1:
-        end += 1
-    frames = tuple(_frame(stacks, level) for level in range(depth, end))
-    ranks = tuple(stack.rank for stack in stacks)
-    if len({_next(stack, end) for stack in stacks}) == 1:
-        return Branch(ranks, frames, first.doing)
-    return Branch(ranks, frames, children=_branches(stacks, end))
+    branches = []
+    for group in groups.values():
+        first, end = group[0], depth
+        while end < len(first.frames) and len({_next(stack, end) for stack in group}) == 1:
+            end += 1
+        frames = tuple(_frame(group, level) for level in range(depth, end))
+        ranks = tuple(stack.rank for stack in group)
+        if len({_next(stack, end) for stack in group}) == 1:
+            branches.append(Branch(ranks, frames, first.doing))
+        else:
+            branches.append(Branch(ranks, frames, children=_branches(group, end)))
+    return tuple(branches)
 
 
 def _raised(stack: RankStack) -> bool:
@@ -76,14 +75,9 @@ def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
     return replace(shared, locals=tuple(merged))
 
 
-_AROUND = 2
-"""Lines of code shown before and after each."""
-
-
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
     """Where culprits raised; if none did, where ranks are in an unfinished collective."""
-    findings = facts.diagnosis.findings if facts.diagnosis is not None else ()
-    culprits = {rank for finding in findings for rank in finding.ranks}
+    culprits = {rank for finding in facts.findings for rank in finding.ranks}
     if raised := {rank: path for rank, path in facts.raised.items() if path and rank in culprits}:
         return locations(raised, facts.sources)
     paths: dict[int, Sequence[Place]] = {}
@@ -113,10 +107,16 @@ def locations(
     return tuple(sorted(made, key=lambda location: -len(location.ranks))[:12])
 
 
+def lines_around(source: str, line: int, near: int) -> tuple[tuple[int, str], ...]:
+    """The line and `near` before and after it, numbered; none where there is no such line."""
+    lines = source.splitlines()
+    if not 0 < line <= len(lines):
+        return ()
+    first, last = max(1, line - near), min(len(lines), line + near)
+    return tuple((number, lines[number - 1]) for number in range(first, last + 1))
+
+
 def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:
     """The line and those around it, numbered, if known."""
-    source = sources.get(place.file, "").splitlines()
-    if 0 < place.line <= len(source):
-        first, last = max(1, place.line - _AROUND), min(len(source), place.line + _AROUND)
-        return tuple((number, source[number - 1]) for number in range(first, last + 1))
-    return ((place.line, place.text),) if place.text else ()
+    own = ((place.line, place.text),) if place.text else ()
+    return lines_around(sources.get(place.file, ""), place.line, 2) or own

@@ -25,6 +25,7 @@ from ddp_notebook.model import (
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.step_rows import names_of
+from ddp_notebook.views.step_rows import place as place_of
 from ddp_notebook.views.table import WIDTH
 
 NO_RANKS = "There are no ranks."
@@ -67,7 +68,7 @@ def place_words(frame: Frame, names: Mapping[str, str]) -> str:
     if not frame.file:
         return ""
     name = plain(names.get(frame.file, frame.file))
-    return f"{name}, line {frame.line}" if name.startswith("cell ") else f"{name}:{frame.line}"
+    return place_of(name, frame.line, name)
 
 
 def function_words(frame: Frame) -> str:

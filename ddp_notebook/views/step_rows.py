@@ -41,15 +41,26 @@ _STAGE_WORDS = {
 
 def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
     """The step table of setup. `store` is session or rank0."""
+    paused = snapshot.with_status(Status.PAUSED)
+    if len(snapshot.with_status(Status.READY)) == snapshot.world_size:
+        title = "Setup is complete: every rank is verified."
+    else:
+        by_state = (
+            f"{name_ranks(ranks)} {word}"
+            for status, word in _STAGE_WORDS.items()
+            if (ranks := snapshot.with_status(status))
+        )
+        title = f"Setup, step by step: {'; '.join(by_state)}"
+    if paused:
+        everyone = len(paused) == snapshot.world_size
+        next_call = "%ddp_step" if everyone else f"%ddp_step --ranks {format_ranks(paused)}"
+    else:
+        stuck = snapshot.with_status(Status.FAILED, Status.SETTING_UP)
+        next_call = "%ddp_why" if stuck else ""
     rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
-    entering = _stage_in_view(snapshot)
-    return StepTable(
-        title=_stages_title(snapshot),
-        rows=rows,
-        about=f"{entering.value}: {entering.about}" if entering else "",
-        link=entering.link if entering else "",
-        next_call=_next_after_stages(snapshot),
-    )
+    stage = _stage_in_view(snapshot)
+    about, link = (f"{stage.value}: {stage.about}", stage.link) if stage else ("", "")
+    return StepTable(title, rows, about, link, next_call)
 
 
 def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
@@ -66,15 +77,15 @@ def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
     return tuple(s.rank for s in snapshot.ranks if _arrived_at(s) < stage.number)
 
 
+def _arrived_at(state: RankState) -> int:
+    """The number of the stage this rank is in, or has passed."""
+    inside = state.entering if state.status is Status.SETTING_UP else None
+    return inside.number if inside else _reached(state)
+
+
 def _reached(state: RankState) -> int:
     """The number of the last stage this rank has passed."""
     return state.stage.number if state.stage else 0
-
-
-def _arrived_at(state: RankState) -> int:
-    """The number of the stage this rank is in, or has passed."""
-    inside = state.status is Status.SETTING_UP and state.entering is not None
-    return state.entering.number if inside and state.entering else _reached(state)
 
 
 def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
@@ -102,22 +113,6 @@ def _stage_in_view(snapshot: Snapshot) -> Stage | None:
         return max(inside, key=lambda stage: stage.number)
     paused = [_reached(s) for s in snapshot.ranks if s.status is Status.PAUSED]
     return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
-
-
-def _stages_title(snapshot: Snapshot) -> str:
-    counts = {status: snapshot.with_status(status) for status in Status}
-    if len(counts[Status.READY]) == snapshot.world_size:
-        return "Setup is complete: every rank is verified."
-    parts = [f"{name_ranks(counts[s])} {word}" for s, word in _STAGE_WORDS.items() if counts[s]]
-    return f"Setup, step by step: {'; '.join(parts)}"
-
-
-def _next_after_stages(snapshot: Snapshot) -> str:
-    paused = snapshot.with_status(Status.PAUSED)
-    if not paused:
-        return "%ddp_why" if snapshot.with_status(Status.FAILED, Status.SETTING_UP) else ""
-    everyone = len(paused) == snapshot.world_size
-    return "%ddp_step" if everyone else f"%ddp_step --ranks {format_ranks(paused)}"
 
 
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
@@ -171,15 +166,23 @@ def collective_table(
         StepRow(tuple(ranks), *row[:-1], since.get(row, 0.0), row[-1])
         for row, ranks in ranks_of.items()
     )
+    if not pending:
+        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
+        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
+        return StepTable(f"{what} has {end}.", rows)
     paused = next((row for row in rows if row.state == "paused"), None)
-    operation = latest[paused.ranks[0]].operation if paused is not None else ""
+    if paused is None:
+        title = "No rank is paused; ranks that wait need other ranks."
+        return StepTable(title, rows, next_call="%ddp_why")
+    operation = latest[paused.ranks[0]].operation
     about = _ABOUT.get(operation, "")
-    link = f"{_DOCUMENTED}{operation}" if about else ""
-    title, call = (
-        _collectives_title(rows, pending, what),
-        _next_after_collectives(bool(operation), pending),
+    return StepTable(
+        "Ranks are paused before their next collective.",
+        rows,
+        about,
+        f"{_DOCUMENTED}{operation}" if about else "",
+        "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end",
     )
-    return StepTable(title, rows, about, link, call)
 
 
 def _collective_row(
@@ -190,28 +193,26 @@ def _collective_row(
     failure: str,
 ) -> _Row:
     """What is equal for ranks that share a row."""
-    state = "failed" if failure else _collective_state(record, pending)
+    if failure:
+        state = "failed"
+    elif not pending:
+        state = "done"
+    elif record is not None and is_paused(record):
+        state = "paused"
+    else:
+        state = "busy" if record is None or record.over else "waiting"
     if record is None:
         return "0 issued", state, failure, (), 0.0
     text = describe_collective(record, collectives.of[record.rank]) if pending else failure
-    waits_for = missing.of(record) if state == "waiting" else ()
     passed = f"{record.number + (not is_paused(record))} issued"
-    return passed, state, text, waits_for, record.call.limit_s if state == "waiting" else 0.0
+    if state == "waiting":
+        return passed, state, text, missing.of(record), record.call.limit_s
+    return passed, state, text, (), 0.0
 
 
 def is_paused(record: Collective) -> bool:
     """True when its rank is paused before it."""
     return record.phase is Phase.HELD
-
-
-def _collective_state(record: Collective | None, pending: bool) -> str:
-    if not pending:
-        return "done"
-    if record is None:
-        return "busy"
-    if is_paused(record):
-        return "paused"
-    return "busy" if record.over else "waiting"
 
 
 def describe_collective(record: Collective, before: Sequence[Collective] = ()) -> str:
@@ -273,18 +274,18 @@ class MissingRanks:
             return (record.peer,) if record.peer is not None else ()
         key = (record.group, record.slot)
         if key not in self._missing:
-            members = self._collectives.groups.get(record.group, ())
-            self._missing[key] = tuple(m for m in members if not self._issued(m, record))
+            self._missing[key] = tuple(
+                rank
+                for rank in self._collectives.groups.get(record.group, ())
+                if not any(
+                    other.slot >= record.slot
+                    and other.group == record.group
+                    and not other.is_point_to_point
+                    and not is_paused(other)
+                    for other in reversed(self._collectives.of.get(rank, ()))
+                )
+            )
         return self._missing[key]
-
-    def _issued(self, rank: int, record: Collective) -> bool:
-        return any(
-            other.slot >= record.slot
-            and other.group == record.group
-            and not other.is_point_to_point
-            and not is_paused(other)
-            for other in reversed(self._collectives.of.get(rank, ()))
-        )
 
 
 def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[Collective, ...]:
@@ -302,47 +303,27 @@ def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[C
 
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
     """The collectives called by `at_ns`, in the phase that they were in then."""
-    of = {
-        rank: tuple(_at(record, at_ns) for record in issued if called_ns(record) <= at_ns)
-        for rank, issued in collectives.of.items()
-    }
+    of: dict[int, tuple[Collective, ...]] = {}
+    for rank, records in collectives.of.items():
+        then = []
+        for record in records:
+            began_ns, call = called_ns(record), record.call
+            if began_ns > at_ns:
+                continue
+            if record.issued_ns > at_ns:  # its rank was paused before it
+                call = replace(call, held_ns=0)
+                record = replace(record, phase=Phase.HELD, issued_ns=began_ns, done_ns=0, call=call)
+            elif record.over and record.done_ns > at_ns:
+                call = replace(call, freed=False)
+                record = replace(record, phase=Phase.ISSUED, done_ns=0, call=call)
+            then.append(record)
+        of[rank] = tuple(then)
     return replace(collectives, of=of)
 
 
 def called_ns(record: Collective) -> int:
     """When the rank called it; it was issued later if the rank was paused."""
     return record.issued_ns - record.call.held_ns
-
-
-def _at(record: Collective, at_ns: int) -> Collective:
-    """The record as it was at `at_ns`, after the call."""
-    if record.issued_ns > at_ns:
-        began_ns = called_ns(record)
-        call = replace(record.call, held_ns=0)
-        return replace(record, phase=Phase.HELD, issued_ns=began_ns, call=call, done_ns=0)
-    if not record.over or record.done_ns <= at_ns:
-        return record
-    return replace(record, phase=Phase.ISSUED, done_ns=0, call=replace(record.call, freed=False))
-
-
-def _collectives_title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
-    if not pending:
-        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
-        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
-        return f"{what} has {end}."
-    if any(row.state == "paused" for row in rows):
-        return "Ranks are paused before their next collective."
-    return "No rank is paused; ranks that wait need other ranks."
-
-
-def _next_after_collectives(paused: bool, pending: Ranks) -> str:
-    if not pending:
-        return ""
-    if paused:
-        return (
-            "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end"
-        )
-    return "%ddp_why"
 
 
 _NEXT = (
@@ -365,10 +346,7 @@ class StoppedFile:
         return tuple(stop.rank for stop in self.stops.get(line, ()))
 
 
-def line_table(
-    stops: Mapping[int, LineStopped],
-    others: StepTable,
-) -> StepTable:
+def line_table(stops: Mapping[int, LineStopped], others: StepTable) -> StepTable:
     """The table of `stops`, and of the ranks of `others` without one."""
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
@@ -380,20 +358,25 @@ def line_table(
             rows.append(StepRow(same, passed, "paused", stop_text(stop, names[stop.file])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
+        text = row.text
+        if row.limit_s:  # a collective that was issued before the others paused may time out
+            left_s = max(0.0, row.limit_s - row.since_s)
+            ends_in = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+            limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
+            text += f"; its group's timeout ({limit}) ends it in {ends_in}"
         if left:
-            rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
-    title = f"Paused: {_lines_title(stops, names)}."
+            rows.append(replace(row, ranks=left, text=text))
+    # In the title the line of the most ranks comes first, and a file is named once.
+    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
+    parts, before = [], ""
+    for ranks, (file, line) in sorted(places, key=lambda each: (-len(each[0]), each)):
+        where = place(file, line, names[file])
+        if file == before:
+            where = f"line {line}" if _is_cell(file) else f":{line}"
+        before = file
+        parts.append(f"{name_ranks(ranks)} at {where}")
+    title = f"Paused: {'; '.join(parts)}."
     return StepTable(title, tuple(rows), next_call=_NEXT, details=_source_around(stops))
-
-
-def _limit(row: StepRow) -> str:
-    """The warning that a collective may time out while others are paused: it was issued before."""
-    if not row.limit_s:
-        return ""
-    left_s = max(0.0, row.limit_s - row.since_s)
-    left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
-    limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
-    return f"; its group's timeout ({limit}) ends it in {left}"
 
 
 def place(file: str, line: int, name: str = "") -> str:
@@ -439,28 +422,8 @@ def frames_text(
     return tuple(lines)
 
 
-def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
-    """The ranks at each line; the line of the most ranks first."""
-    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
-    return {place: ranks for ranks, place in sorted(places, key=lambda each: (-len(each[0]), each))}
-
-
 def _is_cell(file: str) -> bool:
     return file.startswith("cell ")
-
-
-def _lines_title(
-    stops: Mapping[int, LineStopped],
-    names: Mapping[str, str],
-) -> str:
-    parts, before = [], ""
-    for (file, line), ranks in places_of(stops).items():
-        where = place(file, line, names[file])
-        if file == before:
-            where = f"line {line}" if _is_cell(file) else f":{line}"
-        before = file
-        parts.append(f"{name_ranks(ranks)} at {where}")
-    return "; ".join(parts)
 
 
 def stop_text(stop: LineStopped, name: str = "") -> str:
@@ -493,23 +456,17 @@ def _source_around(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
     for file in files:
         if len(files) > 1:
             shown.append(f"{file.file}:")
-        shown += _marked(file)
+        width = len(str(max(file.lines, default=0)))
+        longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
+        last = 0
+        for number, line in sorted(file.lines.items()):
+            # The most lines missing between two pieces of source that are shown as one.
+            if last and number - last > 2:
+                shown.append(f"  {'…':>{width}}")
+            last = number
+            text = line.rstrip()
+            if ranks := file.ranks_at(number):
+                shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
+            else:
+                shown.append(f"  {number:>{width}}  {text}".rstrip())
     return tuple(shown)
-
-
-def _marked(file: StoppedFile) -> list[str]:
-    shown: list[str] = []
-    width = len(str(max(file.lines, default=0)))
-    longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
-    last = 0
-    for number, line in sorted(file.lines.items()):
-        # The most lines missing between two pieces of source that are shown as one.
-        if last and number - last > 2:
-            shown.append(f"  {'…':>{width}}")
-        last = number
-        text = line.rstrip()
-        if ranks := file.ranks_at(number):
-            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
-        else:
-            shown.append(f"  {number:>{width}}  {text}".rstrip())
-    return shown

@@ -39,34 +39,39 @@ _PRE = (
 
 def text(t: StepTable) -> str:
     """The title, who arrived where, what the stage is about, further lines, what to type next."""
-    parts = [indented(plain(t.title), "")] if plain(t.title) else []
-    if t.rows:
-        parts.append(_table(t).text())
-    about = [indented(line, "") for line in (plain(t.about), plain(t.link)) if line]
-    if about:
-        parts.append("\n".join(about))
-    if t.details:
-        lines = (line for detail in t.details for line in preformatted(detail))
-        parts.append("\n".join(map(_within_width, lines)))
-    if plain(t.next_call):
-        parts.append(indented(plain(t.next_call), f"{NEXT}: "))
-    return "\n\n".join(parts)
-
-
-def _within_width(line: str) -> str:
-    """Return a line with its spaces, folded only if it is too long."""
-    return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))
+    about = (indented(line, "") for line in (plain(t.about), plain(t.link)) if line)
+    lines = (line for detail in t.details for line in preformatted(detail))
+    # A line keeps its spaces, and is folded only if it is too long.
+    details = (line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH)) for line in lines)
+    parts = [
+        indented(plain(t.title), ""),
+        _table(t).text() if t.rows else "",
+        "\n".join(about),
+        "\n".join(details),
+        indented(plain(t.next_call), f"{NEXT}: ") if plain(t.next_call) else "",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def html(t: StepTable) -> str:
     """Return it as HTML: no scripts, every value escaped."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(t.title)}</div>'
-    table = _table(t).html() if t.rows else ""
-    next_call = box(NEXT, t.next_call, "margin: 10px 0 0") if plain(t.next_call) else ""
+    about, link = markup.words(t.about), plain(t.link)
+    read_on = markup.breakable(link)
+    # A link of another kind (javascript:, file:) in a saved run would act on a click.
+    if link.startswith(("https://", "http://")):
+        new_tab = 'target="_blank" rel="noopener noreferrer"'
+        read_on = f'<a href="{escape(link)}" {new_tab}>{read_on}</a>'
+    stage = "<br>".join(filter(None, (about, read_on)))
     lines = [line for detail in t.details for line in preformatted(detail)]
-    details = f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>'
-    title = title if plain(t.title) else ""
-    return view([title, table, _about(t), details if lines else "", next_call])
+    parts = [
+        title if plain(t.title) else "",
+        _table(t).html() if t.rows else "",
+        f'<div style="margin: 10px 0 0; {markup.BREAKABLE}">{stage}</div>' if stage else "",
+        f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>' if lines else "",
+        box(NEXT, t.next_call, "margin: 10px 0 0") if plain(t.next_call) else "",
+    ]
+    return view(parts)
 
 
 def since_words(seconds: float) -> str:
@@ -98,19 +103,3 @@ def _table(t: StepTable) -> Table:
         )
         rows.append(Row(cells, markup.BAD if row.state in ("failed", "dead") else ""))
     return Table(_COLUMNS, rows, WIDTH)
-
-
-def _about(t: StepTable) -> str:
-    """Return the description of the stage, and where to read on.
-
-    Only a web address becomes a link.
-    """
-    about, link = markup.words(t.about), plain(t.link)
-    read_on = markup.breakable(link)
-    # A link of another kind (javascript:, file:) in a saved run would act on a click.
-    if link.startswith(("https://", "http://")):
-        new_tab = 'target="_blank" rel="noopener noreferrer"'
-        read_on = f'<a href="{escape(link)}" {new_tab}>{read_on}</a>'
-    lines = "<br>".join(part for part in (about, read_on) if part)
-    style = f"margin: 10px 0 0; {markup.BREAKABLE}"
-    return f'<div style="{style}">{lines}</div>' if lines else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain, zip_longest
 from textwrap import TextWrapper
 
 from ddp_notebook.views import markup
@@ -98,29 +99,27 @@ class Cell:
 
     def html(self, column: Column, css_class: str) -> str:
         """The cell as an element."""
-        text = self._markup(column)
+        text = escape(self.text, quote=False)
+        if self.colour:
+            text = markup.chip(self.text, self.colour)
+        elif column.breaks or column.rank_set:
+            text = markup.breakable(self.text)
+        elif column.right:
+            # HTML drops spaces at the end of a cell, and decimal points would not be below each
+            # other: those here are as wide as a digit.
+            text = text.rstrip(" ").ljust(len(text), "\N{FIGURE SPACE}")
+        elif self.before:
+            text = f"<span>{text}</span>"
+        text = self.before + text
         if self.remedy:
             remedy = escape(plain(self.remedy), quote=False)
             text += f'<div style="font-weight: 600">→ {remedy}</div>'
         # What is cut is seen when the pointer rests on it.
         title = f' title="{escape(self.text)}"' if column.cuts else ""
-        style = column.style(self.text) + ("; font-weight: 600" if self.bold else "")
+        style = column.style(self.text) + "; font-weight: 600" * self.bold
         tag, scope = ("th", ' scope="row"') if column.names_row else ("td", "")
         css = f' class="{css_class}"' if css_class else ""
         return f'<{tag}{scope}{css} style="{style}"><div{title}>{text}</div></{tag}>'
-
-    def _markup(self, column: Column) -> str:
-        if self.colour:
-            return self.before + markup.chip(self.text, self.colour)
-        if column.breaks or column.rank_set:
-            return self.before + markup.breakable(self.text)
-        text = escape(self.text, quote=False)
-        if column.right:
-            number = text.rstrip(" ")
-            # HTML drops spaces at the end of a cell, and decimal points would not be below each
-            # other.
-            return number + "\N{FIGURE SPACE}" * (len(text) - len(number))  # as wide as a digit
-        return f"{self.before}<span>{text}</span>" if self.before else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +146,8 @@ class Table:
 
     def text(self) -> str:
         """Header, rule and rows; every column as wide as its widest line."""
-        used = self._used()
-        columns = [self.columns[index] for index in used]
-        head = [Cell(column.header) for column in columns]
-        rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
+        columns, cells = self._used()
+        rows = [[Cell(column.header) for column in columns], *cells]
         room = self._room(columns, rows)
         # Each cell is folded into lines first; then a column is as wide as its widest line, and a
         # row as high as its highest cell.
@@ -160,29 +157,41 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
+        lines = chain.from_iterable(zip_longest(*block, fillvalue="") for block in blocks)
+        return "\n".join(
+            _GAP.join(map(Column.align, columns, texts, widths)).rstrip() for texts in lines
+        )
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
-        used, head = self._used(), ""
-        for column in (self.columns[index] for index in used):
+        columns, rows = self._used()
+        head = body = ""
+        for column in columns:
             style = f"text-align: {'right' if column.right else 'left'}; {_ALIGNED}; {markup.MUTED}"
             style += "; font-weight: 400; white-space: nowrap"
             head += f'<th scope="col" style="{style}">{escape(column.header)}</th>'
-        body = "".join(self._row(row, used) for row in self.rows)
+        for row, own in zip(self.rows, rows, strict=True):
+            cells = ""
+            for column, cell in zip(columns, own, strict=True):
+                cells += cell.html(column, f"ddp-{column.header}" if self.css_class else "")
+            tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
+            css = f' class="{row.css_class}"' if row.css_class else ""
+            body += f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
         css = f' class="{self.css_class}"' if self.css_class else ""
         return (
             f'<div class="ddp-scroll" style="overflow-x: auto; margin: 2px 0 0"><table{css}'
             f' style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
 
-    def _used(self) -> list[int]:
-        """The columns in which a row has a value, and those that are always there."""
-        return [
+    def _used(self) -> tuple[list[Column], list[list[Cell]]]:
+        """The columns in which a row has a value, and those that are always there; their cells."""
+        used = [
             index
             for index, column in enumerate(self.columns)
             if column.always or any(row.cells[index].text for row in self.rows)
         ]
+        cells = [[row.cells[index] for index in used] for row in self.rows]
+        return [self.columns[index] for index in used], cells
 
     def _room(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> int:
         """The width that the other columns leave for the one that fills."""
@@ -197,29 +206,6 @@ class Table:
                 lines = (line for row in rows for line in column.fold(row[index], self.width))
                 taken += max(map(len, lines))
         return max(narrowest, self.width - taken)
-
-    def _row(self, row: Row, used: Sequence[int]) -> str:
-        cells = "".join(
-            row.cells[index].html(
-                self.columns[index], f"ddp-{self.columns[index].header}" if self.css_class else ""
-            )
-            for index in used
-        )
-        tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
-        css = f' class="{row.css_class}"' if row.css_class else ""
-        return f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
-
-
-def _lines(
-    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
-) -> Iterator[str]:
-    """Yield the lines of one row, whose cells have one line or more."""
-    for number in range(max(map(len, block))):
-        parts = (
-            column.align(cell[number] if number < len(cell) else "", width)
-            for cell, column, width in zip(block, columns, widths, strict=True)
-        )
-        yield _GAP.join(parts).rstrip()
 
 
 def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = False) -> list[str]:

@@ -27,12 +27,6 @@ _MOST_SHOWN = 4
 """A tensor with at most this many values is shown with all of them."""
 
 
-def _title(function: str, file: str) -> str:
-    if function:
-        return f"variables of {function} ({file})"
-    return f"global variables of {file}" if file else "global variables"
-
-
 def fold(
     answers: Iterable[RankVariables],
     unread: Sequence[Unread] = (),
@@ -55,7 +49,10 @@ def fold(
         for rank, scope in of_ranks.items():
             for variable in scope.variables:
                 values.setdefault(variable.name, {})[rank] = variable
-        title = "values where each rank stands" if evaluated else _title(function, file)
+        title = "values where each rank stands"
+        if not evaluated:
+            scope_of = f"variables of {function} ({file})"
+            title = scope_of if function else f"global variables of {file}".removesuffix(" of ")
         ranks = tuple(of_ranks)
         rows = tuple(row(name, of, ranks, sparks=evaluated) for name, of in values.items())
         left_out = max(scope.left_out for scope in of_ranks.values())
@@ -70,7 +67,12 @@ def row(
     comparable = _comparable(values)
     groups: dict[object, list[int]] = {}
     for rank in ranks:
-        groups.setdefault(_key(comparable.get(rank)), []).append(rank)
+        key: object = None
+        if (value := comparable.get(rank)) is not None:
+            key, tensor = (value.text, value.digest), value.tensor
+            if tensor is not None:  # which GPU it is on is a rank's own
+                key = replace(tensor, device=_kind(tensor))
+        groups.setdefault(key, []).append(rank)
     known = {key: members for key, members in groups.items() if not _is_unknown(key, groups)}
     largest = max(known.values(), key=len)
     has_majority = 2 * len(largest) > len(ranks)
@@ -112,15 +114,6 @@ def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
         if tensor.read != tensor.size
     }
     return {**values, **in_part}
-
-
-def _key(value: Variable | None) -> object:
-    """Equal for values that count as equal. Which GPU a tensor is on is a rank's own."""
-    if value is None:
-        return None
-    if value.tensor is None:
-        return value.text, value.digest
-    return replace(value.tensor, device=_kind(value.tensor))
 
 
 def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:

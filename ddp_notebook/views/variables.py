@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ddp_notebook.model import (
-    Unread,
-    VariableCell,
-    VariableSection,
-    VariableTable,
-    format_ranks,
-    name_ranks,
-)
+from ddp_notebook.model import Unread, VariableSection, VariableTable, format_ranks, name_ranks
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.markup import view
@@ -60,18 +53,15 @@ def _table(section: VariableSection) -> Table:
     for row in section.rows:
         name, differs = plain(row.name), "≠" if row.differs else ""
         for cell in row.cells:
-            texts = (name, differs, format_ranks(cell.ranks), value_words(cell))
+            value = _ABSENT if cell.absent else plain(cell.text)
+            # How far it is from that of the others is said behind it.
+            value += f" ({cell.note})" if cell.note else ""
+            texts = (name, differs, format_ranks(cell.ranks), value)
             lines.append(Row([*map(Cell, texts)], markup.WARN if cell.odd else ""))
             name = differs = ""
         if row.summary:
             lines.append(Row([*map(Cell, ("", "", "", row.summary))]))
     return Table(_COLUMNS, lines, WIDTH)
-
-
-def value_words(cell: VariableCell) -> str:
-    """A value, and how far it is from that of the others."""
-    words = _ABSENT if cell.absent else plain(cell.text)
-    return f"{words} ({cell.note})" if cell.note else words
 
 
 def _notes(t: VariableTable) -> list[str]:

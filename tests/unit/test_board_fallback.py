@@ -68,7 +68,7 @@ def test_where_they_cannot_be_loaded_that_is_said_once_and_there_is_the_picture(
     def load() -> Any:
         raise ImportError("cannot import name 'Widget'")
 
-    monkeypatch.setattr(replay_board, "_classes", load)
+    monkeypatch.setattr(replay_board, "widget_classes", load)
     replay_board._are_loaded.cache_clear()
     try:
         with pytest.warns(UserWarning, match="without its widget.*cannot import name 'Widget'"):

@@ -199,7 +199,6 @@ def test_torch_that_is_missing_is_said_once(quick: pytest.MonkeyPatch) -> None:
         ({"world_size": 0}, "World size 0 makes no sense: .* Type: %ddp_doctor --world-size 4"),
         ({"world_size": 1, "backend": "mpi"}, "--backend is one of auto, gloo, nccl, not 'mpi'"),
         ({"world_size": 1, "master_port": 70000}, "--master-port 70000 is not a port"),
-        ({"world_size": 1, "threads": -1}, "--threads-per-rank must be 1 or more"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(

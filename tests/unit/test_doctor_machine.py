@@ -51,18 +51,14 @@ def test_shared_memory(
 
 
 @pytest.mark.parametrize(
-    ("cores", "asked", "omp", "verdict", "found", "remedy"),
+    ("cores", "omp", "verdict", "found", "remedy"),
     [
-        (16, 0, None, OK, "16 for 4 ranks", ""),
-        (16, 4, "8", OK, "16 for 4 ranks", ""),
-        (2, 0, None, WARNING, "4 ranks share 2: fine for learning", "For timings: -n 2"),
-        (16, 8, None, WARNING, "4 ranks × 8 threads (--threads-per-rank) on 16", "4 threads a"),
-        (16, 0, "16", WARNING, "4 ranks × 16 threads (OMP_NUM_THREADS) on 16", "4 threads a rank"),
-        (16, 0, "4,2", OK, "16 for 4 ranks", ""),
-        (16, 0, "many", OK, "16 for 4 ranks", ""),
+        (16, None, OK, "16 for 4 ranks", ""),
+        (2, None, WARNING, "4 ranks share 2: fine for learning", "For timings: -n 2"),
+        (16, "16", WARNING, "4 ranks × 16 threads (OMP_NUM_THREADS) on 16", "4 threads a rank"),
+        (16, "4,2", OK, "16 for 4 ranks", ""),
+        (16, "many", OK, "16 for 4 ranks", ""),
     ],
 )
-def test_cores(
-    cores: int, asked: int, omp: str | None, verdict: Verdict, found: str, remedy: str
-) -> None:
-    expect(partial(check_cores, cores, 4, asked, omp), verdict, found, remedy)
+def test_cores(cores: int, omp: str | None, verdict: Verdict, found: str, remedy: str) -> None:
+    expect(partial(check_cores, cores, 4, omp), verdict, found, remedy)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
@@ -38,9 +39,7 @@ _COLLECTIVE_OPTIONS = (
         completer=list_of(OP_NAMES),
     ),
     Option(
-        "--min SIZE",
-        "smallest size, such as 4K (default: 4 bytes, or one element)",
-        default="auto",
+        "--min SIZE", "smallest size, such as 4K (default: 4 bytes, or one element)", default="auto"
     ),
     Option(
         "--max SIZE",
@@ -72,11 +71,7 @@ _STEP_OPTIONS = (
         "mlp, transformer (default: cnn, when another of these options is given)",
         type=str,
     ),
-    Option(
-        "--batch SIZES",
-        "batch sizes per rank, such as 8,16,32 (default 8,32,128)",
-        type=str,
-    ),
+    Option("--batch SIZES", "batch sizes per rank, such as 8,16,32 (default 8,32,128)", type=str),
     Option(
         "--bucket-mb SIZES",
         "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
@@ -91,6 +86,12 @@ _STEP_OPTIONS = (
     ),
 )
 """With any of these options `%ddp_bench` measures training steps."""
+_STEP_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **{name: (name, str) for name in ("model", "loss", "data")},
+    "batch": ("batches", parse_batches),
+    "bucket_mb": ("buckets", parse_buckets),
+}
+"""The fields of a plan by the options that give them, and how they are read."""
 
 
 def wants_steps(args: argparse.Namespace) -> bool:
@@ -124,7 +125,12 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
     """Return the plan that the options describe. Raises UsageMistake."""
+    sizes = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
     try:
+        if not all(size.isdigit() and int(size) for size in sizes):
+            raise ValueError(
+                f"--world-sizes {args.world_sizes!r}: write numbers of ranks, such as 2,4."
+            )
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
@@ -132,7 +138,7 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
-            world_sizes=_world_sizes(args.world_sizes),
+            world_sizes=tuple(sorted(set(map(int, sizes)))),
             min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
             max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
@@ -140,14 +146,6 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         )
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-
-
-def _world_sizes(text: str) -> tuple[int, ...]:
-    """Return the world sizes in a list ``2,4``, each once. Raises ValueError."""
-    sizes = [size.strip() for size in text.split(",") if size.strip()]
-    if not all(size.isdigit() and int(size) for size in sizes):
-        raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
-    return tuple(sorted(set(map(int, sizes))))
 
 
 def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
@@ -158,7 +156,15 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
                 f"{name} is for collectives, and this call measures training steps: leave out "
                 f"{name}, or --model, --batch and the other options of training steps."
             )
-    plan = _step_plan(args)
+    try:
+        given = {
+            field: read(value)
+            for option, (field, read) in _STEP_FIELDS.items()
+            if (value := getattr(args, option)) is not None
+        }
+        plan = StepPlan(budget_s=parse_seconds(args.budget), **given)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
     if args.export and (problem := check_export(args.export, steps=True)):
         raise UsageMistake(problem)
 
@@ -170,18 +176,6 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
     if args.export:
         ui.say(save_steps(result, args.export))
     return result
-
-
-def _step_plan(args: argparse.Namespace) -> StepPlan:
-    """Return the plan of training steps that the options describe. Raises UsageMistake."""
-    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
-    try:
-        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
-        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(

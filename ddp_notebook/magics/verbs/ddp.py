@@ -44,9 +44,7 @@ WRAP = Verb(
             "made of it",
         ),
         Option(
-            "--bucket-cap-mb N",
-            "size of a bucket in MiB (default 25, the first 1)",
-            type=float,
+            "--bucket-cap-mb N", "size of a bucket in MiB (default 25, the first 1)", type=float
         ),
         Option(
             "--find-unused-parameters",

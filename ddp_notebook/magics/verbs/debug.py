@@ -10,7 +10,7 @@ from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.model import Ranks, VariableTable, counted, name_ranks
+from ddp_notebook.model import VariableTable, counted, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
 from ddp_notebook.session.options import check_choice
 from ddp_notebook.views.step_rows import frames_text
@@ -22,25 +22,33 @@ _NONE = (
 
 
 def _break(ui: CallerUi, args: argparse.Namespace) -> None:
-    ranks = chosen_ranks(ui.session, args)
+    known, ranks, on = ui.session.breakpoints, chosen_ranks(ui.session, args), args.on or ""
     if args.clear:
-        _clear(ui, args.place)
+        if args.place and not args.place.isdecimal():
+            raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
+        count = known.clear(int(args.place) if args.place else None)
+        ui.say(f"{counted(count, 'breakpoint')} cleared.")
     elif args.off or args.on == "":
-        ui.session.breakpoints.enable(not args.off)
+        known.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
         ui.say(off if args.off else "Breakpoints stop ranks.")
     elif not args.place and args.on is None:
-        rows = ui.session.breakpoints.rows()
-        ui.say("\n".join(row.text for row in rows) or _NONE)
+        ui.say("\n".join(row.text for row in known.rows()) or _NONE)
     else:
-        _set_breakpoint(ui, args, ranks)
-
-
-def _clear(ui: CallerUi, number: str) -> None:
-    if number and not number.isdecimal():
-        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-    count = ui.session.breakpoints.clear(int(number) if number else None)
-    ui.say(f"{counted(count, 'breakpoint')} cleared.")
+        if on:
+            check_choice("--on", on, ON)
+        if on and args.place:
+            raise UsageMistake("A place and --on are two breakpoints: set one, then the other.")
+        wanted = Breakpoint(
+            0,
+            ranks=ranks,
+            condition=args.condition,
+            count=args.count,
+            once=args.once,
+            log=args.log,
+            on=on,
+        )
+        ui.say(known.add(args.place, wanted).text)
 
 
 def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
@@ -50,25 +58,6 @@ def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
     if args.condition or args.log:
         raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
     _break(ui, args)
-
-
-def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
-    on = args.on or ""
-    if on:
-        check_choice("--on", on, ON)
-    if on and args.place:
-        raise UsageMistake("A place and --on are two breakpoints: set one, then the other.")
-    wanted = Breakpoint(
-        0,
-        ranks=ranks,
-        condition=args.condition,
-        count=args.count,
-        once=args.once,
-        log=args.log,
-        on=on,
-    )
-    row = ui.session.breakpoints.add(args.place, wanted)
-    ui.say(row.text)
 
 
 _BEHIND = re.compile(
@@ -231,7 +220,7 @@ BREAK = Verb(
             nargs="?",
             const="",
             default=None,
-            completer=lambda word, _: [each for each in ON if each.startswith(word)],
+            completer=options.one_of(ON),
         ),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),

@@ -43,11 +43,7 @@ DOCTOR = Verb(
     ),
     run=_doctor,
     options=(
-        Option(
-            "-n --world-size N",
-            "number of ranks (default 4, or those that run)",
-            type=int,
-        ),
+        Option("-n --world-size N", "number of ranks (default 4, or those that run)", type=int),
         Option("--backend", "the backend you mean to use", choices=BACKENDS),
         Option("--master-port PORT", "the port to check (default: MASTER_PORT)", default=0),
         options.JSON,

@@ -15,8 +15,17 @@ from ddp_notebook.session.tools.fault_lab import FaultResult
 
 
 def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None:
+    if args.repair and args.name:
+        raise UsageMistake(
+            "--repair is for the last fault; leave out its name: %ddp_fault --repair"
+        )
     if args.repair:
-        return _repair(ui, args)
+        result = ui.session.repair()
+        _say_replaced(ui, result)
+        if result.error:
+            raise UsageMistake(f"The repair did not work: {result.error}")
+        ui.say(f"Repaired: {result.fault.title}. Setup succeeded.")
+        return ui.session.status()
     if not args.name:
         ui.say(fault_lab.listing())
         return None
@@ -37,19 +46,6 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
     else:
         ui.say("This was found. To apply the remedy: %ddp_fault --repair")
     return result.diagnosis
-
-
-def _repair(ui: NotebookUi, args: argparse.Namespace) -> Board:
-    if args.name:
-        raise UsageMistake(
-            "--repair is for the last fault; leave out its name: %ddp_fault --repair"
-        )
-    result = ui.session.repair()
-    _say_replaced(ui, result)
-    if result.error:
-        raise UsageMistake(f"The repair did not work: {result.error}")
-    ui.say(f"Repaired: {result.fault.title}. Setup succeeded.")
-    return ui.session.status()
 
 
 def _say_replaced(ui: NotebookUi, result: FaultResult) -> None:

@@ -62,21 +62,18 @@ BOARD = Verb(
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
-        ui.say(_explained(args.explain))
+        if not (explained := error_texts.explain(args.explain)):
+            names = error_texts.near(args.explain) or [category.value for category in Category]
+            few = f"Did you mean {' or '.join(names)}?"
+            known = few if len(names) <= 3 else f"There are {', '.join(names)}."
+            raise UsageMistake(
+                f"There is no category {args.explain!r}: a finding has it in brackets. {known}"
+            )
+        ui.say(explained)
         return None
     if ui.attached is not None:
         return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
-
-
-def _explained(text: str) -> str:
-    """Return what a category or an error text means. Raises UsageMistake."""
-    if explained := error_texts.explain(text):
-        return explained
-    names = error_texts.near(text) or [category.value for category in Category]
-    few = f"Did you mean {' or '.join(names)}?"
-    known = few if len(names) <= 3 else f"There are {', '.join(names)}."
-    raise UsageMistake(f"There is no category {text!r}: a finding has it in brackets. {known}")
 
 
 WHY = Verb(

@@ -60,12 +60,22 @@ def start_ranks(
     alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
     if ui.session.ready and alive and not replace:
         return _running_already(ui, wanted, place)
-    _warn(ui, wanted)
+    # What will be crowded is said before anything is started.
+    more = not ui.session.running or wanted.world_size > known.world_size
+    if more and (crowded := preflight.warning(wanted)):
+        ui.say(crowded)
     ui.open_board(place)
     try:
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
-        return _stepped(ui) if wanted.step else board
+        if not wanted.step:
+            return board
+        table = ui.session.stepping.table()
+        # The table stays live, so that a step that is taken in another cell is seen here, too.
+        if ui.output.is_live:
+            ui.runs.follow_set_up(table)
+            ui.displays.shown_already(table)
+        return table
     # The board is closed with the state in which setup failed: the session goes on to change, as
     # ranks are ended, and would show something else.
     except SetupFailed as failure:
@@ -91,24 +101,6 @@ def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board
     return ui.session.status()
 
 
-def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
-    """Say what will be crowded, before anything is started."""
-    if ui.session.running and wanted.world_size <= ui.session.record.snapshot.world_size:
-        return
-    if crowded := preflight.warning(wanted):
-        ui.say(crowded)
-
-
-def _stepped(ui: NotebookUi) -> StepTable:
-    """Where the ranks are; in a notebook the cell goes on to show it."""
-    table = ui.session.stepping.table()
-    # The table stays live, so that a step that is taken in another cell is seen here, too.
-    if ui.output.is_live:
-        ui.runs.follow_set_up(table)
-        ui.displays.shown_already(table)
-    return table
-
-
 INIT = Verb(
     "ddp_init",
     about="Start one process per rank and bring torch.distributed up, stage by stage. Returns the "
@@ -117,10 +109,7 @@ INIT = Verb(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
-        (
-            "%ddp_init --world-size 2 --replace",
-            "two ranks; 0 and 1 keep their variables",
-        ),
+        ("%ddp_init --world-size 2 --replace", "two ranks; 0 and 1 keep their variables"),
     ),
     run=_init,
     options=(

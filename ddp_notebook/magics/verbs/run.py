@@ -76,7 +76,14 @@ _ONLY_OURS = {"--detach", "--wait"}
 
 def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
-        _ensure_ranks(ui, args.world_size)
+        running = ui.session.record.snapshot.world_size
+        if not running:
+            start_ranks(ui, InitOptions(world_size=args.world_size))
+        elif running != args.world_size:
+            raise UsageMistake(
+                f"{running} ranks are running, not {args.world_size}. Run it on them (leave out "
+                f"--world-size, or use --ranks), or type %ddp_shutdown first."
+            )
     ui.session.pool.need("%ddp_run")
     if not args.python and not Path(args.script).exists():
         _refuse_launcher([*(["python", "-m"] if args.m else []), args.script, *args.arguments])
@@ -108,18 +115,6 @@ def _refuse_launcher(words: Sequence[str]) -> None:
     if called:
         named = program or "train.py"
         raise UsageMistake(f"%ddp_run is the launcher. Leave {called} out: %ddp_run {named}")
-
-
-def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
-    """Start `world_size` ranks, unless they are running. Raises UsageMistake for another number."""
-    running = ui.session.record.snapshot.world_size
-    if not running:
-        start_ranks(ui, InitOptions(world_size=world_size))
-    elif running != world_size:
-        raise UsageMistake(
-            f"{running} ranks are running, not {world_size}. Run it on them (leave out "
-            f"--world-size, or use --ranks), or type %ddp_shutdown first."
-        )
 
 
 SCRIPT = Verb(
