@@ -10,9 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -30,7 +28,6 @@ from ddp_notebook.model import (
     RankReport,
     StoreFile,
 )
-from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.control import Handlers
@@ -114,6 +111,8 @@ class Reporter:
         arguments, exchanges = init.arguments, self._observer.exchanges
         store = arguments.master_addr, arguments.master_port
         asks_store = init.entered > 0 or inside == "store"
+        constructors = (outer for outer in stack if is_ddp_constructor(outer))
+        model = next((outer.f_locals.get("module") for outer in constructors), None)
         listens = watched.sockets.listening() if inside == "process-group" else ()
         return RankReport(
             rank=watched.process.rank,
@@ -126,19 +125,7 @@ class Reporter:
             called_ns=init.called_ns,
             initialized=dist.is_initialized(),
             arguments=arguments,
-            error=RankError(
-                error.type,
-                error.text,
-                tuple(map(place_of, error.frames)),
-                error.category,
-                error.remedy,
-                _holder(error, arguments.master_port),
-                error.path,
-                bool(error.path) and os.path.lexists(error.path),
-                self._raised_with(error),
-            )
-            if error
-            else RankError(),
+            error=self._described(error, arguments.master_port or 0) if error else RankError(),
             awaits=Awaited(
                 file="" if inside else polled_file(frame, self._user_code),
                 workers=() if inside else watched.data_workers.owing(stack),
@@ -167,7 +154,7 @@ class Reporter:
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, init)),
             groups_made=tuple(self._observer.subgroups.made),
             parts=ModelParts(
-                wrapped=_wrapped_model(stack),
+                wrapped=ddp.contents(model) if isinstance(model, torch.nn.Module) else None,
                 replicas=watched.summary.counts(),
                 sharded=watched.sharded.units(),
                 pipelines=watched.pipelines.parts(stack),
@@ -181,34 +168,30 @@ class Reporter:
             unrecorded=self._observer.unrecorded or self._observer.broken,
         )
 
-    def _raised_with(self, error: Failure) -> dict[str, str]:
-        """Return the variables of the user's function that raised an error, each in short."""
+    def _described(self, error: Failure, port: int) -> RankError:
+        """Return an error, with who holds `port` if that is its cause.
+
+        And with the variables of the user's function that raised it, each in short.
+        """
+        ours = error.category == Category.PORT_IN_USE
+        in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
         frames = raised_in(error.trace, self._user_code.is_users)
         own = list(frames[0][0].f_locals.items())[-_MOST_VARIABLES:] if frames else []
-        return {
-            name: safe_repr.of(value)
-            for name, value in own
-            if name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
-        }
-
-
-def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
-    """Return what the model is made of whose DDP is being constructed on these frames."""
-    for frame in stack:
-        if is_ddp_constructor(frame):
-            model = frame.f_locals.get("module")
-            if isinstance(model, torch.nn.Module):
-                return ddp.contents(model)
-    return None
-
-
-def _holder(error: Failure | None, port: int | None) -> str:
-    """Return who holds the port that this rank could not have."""
-    if error is None or not port:
-        return ""
-    ours = error.category == Category.PORT_IN_USE
-    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
-    return listening.holder(port) if in_use else ""
+        return RankError(
+            error.type,
+            error.text,
+            tuple(map(place_of, error.frames)),
+            error.category,
+            error.remedy,
+            listening.holder(port) if in_use and port else "",
+            error.path,
+            bool(error.path) and os.path.lexists(error.path),
+            {
+                name: safe_repr.of(value)
+                for name, value in own
+                if name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
+            },
+        )
 
 
 def _has_joined(inside: str, calls: Calls) -> str:

@@ -171,13 +171,10 @@ class UserCode:
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[filename] = self._looks_like_users(filename)
+            library = filename.startswith("<") or any(part in filename for part in _LIBRARY)
+            known = bool(CELL_NAME.fullmatch(filename)) or filename in self._scripts or not library
+            self._known[filename] = known
         return known
-
-    def _looks_like_users(self, filename: str) -> bool:
-        if CELL_NAME.fullmatch(filename) or filename in self._scripts:
-            return True
-        return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 
     def has_called(self, frame: FrameType) -> bool:
         """Return whether the user's code runs `frame`: not Jupyter's threads, not code of ours."""

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -146,7 +145,8 @@ def describe(
         variable = Variable(name, safe_repr.of(value))
     if digester is None or variable.tensor is not None or variable.number is not None:
         return variable
-    digest = digester.of(_tensors_of(value) if is_model else value)
+    whole = _tensors_of(value, "_parameters", "_buffers") if is_model else value
+    digest = digester.of(whole)
     return replace(variable, digest=digest) if digest else variable
 
 
@@ -173,7 +173,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
 
 def _model(name: str, model: Any) -> Variable:
     """A model: its class, how many parameters, how many of them do not train, whether it does."""
-    attributes, parameters = _ATTRIBUTES_OF(model), list(_parameters(model))
+    attributes, parameters = _ATTRIBUTES_OF(model), _tensors_of(model, "_parameters")
     count = sum(parameter.numel() for parameter in parameters)
     frozen = sum(tensor.numel() for tensor in parameters if not tensor.requires_grad)
     size = f"{count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''}"
@@ -199,26 +199,16 @@ def _digest_of_some(parameters: list[torch.Tensor]) -> str:
     return f"{crc:08x}"
 
 
-def _parameters(model: Any) -> Iterator[torch.Tensor]:
-    """The parameters of a model and its submodules, each once."""
+def _tensors_of(model: Any, *kinds: str) -> list[torch.Tensor]:
+    """Return what a model and its submodules hold in these dicts, each tensor once."""
     found = {
-        id(parameter): parameter
+        id(tensor): tensor
+        for kind in kinds
         for module in _modules(model)
-        for parameter in list(_ATTRIBUTES_OF(module).get("_parameters", {}).values())
-        if type(parameter) in TENSORS
+        for tensor in list(_ATTRIBUTES_OF(module).get(kind, {}).values())
+        if type(tensor) in TENSORS
     }
-    yield from found.values()
-
-
-def _tensors_of(model: Any) -> list[torch.Tensor]:
-    """The parameters of a model, and the buffers of all submodules."""
-    buffers = [
-        buffer
-        for module in _modules(model)
-        for buffer in list(_ATTRIBUTES_OF(module).get("_buffers", {}).values())
-        if type(buffer) in TENSORS
-    ]
-    return [*_parameters(model), *buffers]
+    return list(found.values())
 
 
 def _modules(model: Any) -> list[Any]:
