@@ -104,9 +104,18 @@ def frames_of(error: BaseException, user_code: UserCode) -> tuple[model.Frame, .
     """
     errors = list(wrapped(error, user_code))
     lines = [line for each in errors for line in _of_traceback(each)]
-    lines += [*_of_worker(errors[-1]), *_of_syntax(errors[-1])]
+    innermost = errors[-1]
+    lines += _of_worker(innermost)
+    if isinstance(innermost, SyntaxError) and innermost.filename and innermost.lineno:
+        lines.append((innermost.filename, innermost.lineno, ""))
     own = [line for line in lines if user_code.is_users(line[0])]
-    return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
+    frames = []
+    for file, number, function in own[-_MOST_FRAMES:]:
+        cell = CELL_NAME.fullmatch(file)
+        source = linecache.getline(file, number).strip()[:_LONGEST_SOURCE]
+        name = "" if function == "<module>" else function
+        frames.append(model.Frame(f"cell {cell[1]}" if cell else file, number, name, source))
+    return tuple(frames)
 
 
 def in_thread(thread: str, error: BaseException, user_code: UserCode) -> model.ThreadError:
@@ -182,15 +191,3 @@ def _of_worker(error: BaseException) -> Iterator[_Line]:
     if isinstance(text, str) and _INNER_TRACEBACK in text:
         for file, line, function in _INNER_FRAME.findall(text):
             yield file, int(line), function
-
-
-def _of_syntax(error: BaseException) -> Iterator[_Line]:
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        yield error.filename, error.lineno, ""
-
-
-def _frame(file: str, line: int, function: str) -> model.Frame:
-    cell = CELL_NAME.fullmatch(file)
-    source = linecache.getline(file, line).strip()[:_LONGEST_SOURCE]
-    name = "" if function == "<module>" else function
-    return model.Frame(f"cell {cell[1]}" if cell else file, line, name, source)

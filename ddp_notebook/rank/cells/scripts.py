@@ -135,16 +135,24 @@ class ScriptProcess:
 
     def _execute(self, main: types.ModuleType) -> BaseException | None:
         """Run its code; the error with which it ended."""
-        script = self._script
+        script, core = self._script, self._core
         try:
             self._events.emit_now(CellStarted, cell=script.cell, number=script.number)
-            exec(self._compiled(script.path), vars(main))  # noqa: S102
+            data = Path(script.path).read_bytes()
+            tree = syntax.parse(data, script.path)
+            core.debugger.begins(tree, script.path)
+            with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # Python says it
+                # Its lines are shown as they run, whoever edits the file meanwhile.
+                lines = importlib.util.decode_source(data).splitlines(keepends=True)
+                linecache.cache[script.path] = len(data), None, lines, script.path
+            code = compile(tree, script.path, "exec", dont_inherit=True)
+            exec(code, vars(main))  # noqa: S102
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
             if exit_code(stop) % 256:  # the system keeps eight bits
                 return stop
-            self._left = tuple(map(raised.place_of, raised.frames_of(stop, self._core.user_code)))
+            self._left = tuple(map(raised.place_of, raised.frames_of(stop, core.user_code)))
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
             # A DataLoader's handler raises wherever its rank is when one more worker ends.
             with contextlib.suppress(ValueError):
@@ -156,17 +164,6 @@ class ScriptProcess:
             self._ending.stop_at(error)
             return error
         return None
-
-    def _compiled(self, path: str) -> types.CodeType:
-        data = Path(path).read_bytes()
-        tree = syntax.parse(data, path)
-        self._core.debugger.begins(tree, path)
-        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # of an encoding: Python says it
-            # Its lines are shown as they run, whoever edits the file meanwhile.
-            text = importlib.util.decode_source(data).splitlines(keepends=True)
-            linecache.cache[path] = len(data), None, text, path
-        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return code
 
     def _end_as_python_does(self, error: BaseException | None) -> BaseException | None:
         """Wait for its threads and call what it registered for its end; the error of all."""

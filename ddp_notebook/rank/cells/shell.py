@@ -57,7 +57,9 @@ class RankShell(Component):
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
-        self._replace_streams()
+        # The process's own streams are our log file: what C code writes is found there.
+        sys.stdout = RankStream(self.forwarder, OutputKind.STDOUT, sys.stdout, 1)
+        sys.stderr = RankStream(self.forwarder, OutputKind.STDERR, sys.stderr, 2)
         self._replace_displays()
         self._replace_tracebacks()
         self._replace_compiler()
@@ -106,11 +108,6 @@ class RankShell(Component):
         hook.fill_exec_result(value)
         if data:
             self.forwarder.show(what=OutputKind.RESULT, data=as_text(data), metadata=metadata)
-
-    def _replace_streams(self) -> None:
-        # The process's own streams are our log file: what C code writes is found there.
-        sys.stdout = RankStream(self.forwarder, OutputKind.STDOUT, sys.stdout, 1)
-        sys.stderr = RankStream(self.forwarder, OutputKind.STDERR, sys.stderr, 2)
 
     def _replace_displays(self) -> None:
         publisher = self.shell.display_pub
