@@ -503,7 +503,11 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
             args = (args[0], args[1] + 1, *args[2:])
         else:
             named["_frames_up"] = named.get("_frames_up", 0) + 1
-        taken = _take_hooks(obj, is_ours)
+        parts = obj.modules() if isinstance(obj, torch.nn.Module) else ()
+        all_hooks = [part._forward_pre_hooks for part in parts]
+        taken = [(of, n, hook) for of in all_hooks for n, hook in of.items() if is_ours(hook)]
+        for hooks, number, _ in taken:
+            del hooks[number]
         try:
             return original(obj, *args, **named)
         finally:
@@ -512,16 +516,6 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
 
     torch.jit.script = script
     return True
-
-
-def _take_hooks(module: Any, is_ours: Callable[[Any], bool]) -> list[tuple[Any, int, Any]]:
-    taken = []
-    for part in module.modules() if isinstance(module, torch.nn.Module) else ():
-        hooks = part._forward_pre_hooks
-        for number, hook in list(hooks.items()):
-            if is_ours(hook):
-                taken.append((hooks, number, hooks.pop(number)))
-    return taken
 
 
 def forget_groups() -> None:

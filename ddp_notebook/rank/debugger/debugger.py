@@ -300,7 +300,22 @@ class Debugger(Component):
                 main.paused_at, main.paused_in = self._user_code.describe(frame), frame
                 # What was printed before the stop is shown before it.
                 self._events.collect()
-                self._events.emit_now(LineStopped, **self._event_fields(stop))
+                code, first = frame.f_code, max(1, stop.line - 3)
+                at, lines = shown(code, stop.line), lines_of(code.co_filename)
+                edited = self.armed.loaded.note(code.co_filename)
+                in_main = stop.thread is threading.main_thread()
+                self._events.emit_now(
+                    LineStopped,
+                    cell=self._run,
+                    stop=stop.number,
+                    file=at.file,
+                    line=stop.line,
+                    function=at.function,
+                    why="; ".join(filter(None, (why[:300], edited))),
+                    thread="" if in_main else stop.thread.name,
+                    first=first,
+                    source=tuple(e.rstrip("\r\n")[:160] for e in lines[first - 1 : stop.line + 3]),
+                )
                 order = stop.wait(self._check)
             except BaseException:
                 # Otherwise the session knows that the thread has left: it has ordered it.
@@ -318,23 +333,6 @@ class Debugger(Component):
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
-
-    def _event_fields(self, stop: Stop) -> dict[str, Any]:
-        code = stop.frame.f_code
-        at, lines = shown(code, stop.line), lines_of(code.co_filename)
-        first = max(1, stop.line - 3)
-        edited = self.armed.loaded.note(code.co_filename)
-        return {
-            "cell": self._run,
-            "stop": stop.number,
-            "file": at.file,
-            "line": stop.line,
-            "function": at.function,
-            "why": "; ".join(filter(None, (stop.why[:300], edited))),
-            "thread": "" if stop.thread is threading.main_thread() else stop.thread.name,
-            "first": first,
-            "source": tuple(line.rstrip("\r\n")[:160] for line in lines[first - 1 : stop.line + 3]),
-        }
 
     def _resume(self, order: Move, frame: FrameType) -> None:
         """Resume this thread, which was paused at `frame`, as ordered."""

@@ -132,7 +132,16 @@ class Prepared:
         """A report of a rank that has not called init_process_group: it runs code of its own."""
         if question != "report":
             return {"error": "it has not called init_process_group yet"}
-        path = _path()
+        # The main thread's lines of the user's code, the outermost first.
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        path: list[dict[str, Any]] = []
+        while frame is not None and len(path) < 50:
+            file, name = frame.f_code.co_filename, frame.f_code.co_name
+            if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):
+                function = "" if name == "<module>" else name
+                line = {"file": Path(file).name, "line": frame.f_lineno, "function": function}
+                path.insert(0, line)
+            frame = frame.f_back
         doing = f"{path[-1]['file']}:{path[-1]['line']}" if path else "Python's own code"
         report = {"rank": self._rank, "activity": "busy", "doing": doing, "path": path, "run": 1}
         return {"answer": report}
@@ -148,19 +157,6 @@ def _no_collecting() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _path() -> list[dict[str, Any]]:
-    """The main thread's lines of the user's code, the outermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    path: list[dict[str, Any]] = []
-    while frame is not None and len(path) < 50:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):
-            function = "" if name == "<module>" else name
-            path.append({"file": Path(file).name, "line": frame.f_lineno, "function": function})
-        frame = frame.f_back
-    return path[::-1]
 
 
 def about(rank: int, world_size: int | None, launcher: int = 0) -> About:

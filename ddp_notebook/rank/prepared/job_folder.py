@@ -202,11 +202,15 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
     folder = folder or root()
     if not is_private(folder):
         return []
+    import msgspec  # a rank that starts reads none, and need not wait for it
+
     found = []
     for own in sorted(folder.iterdir())[:10_000]:
-        about = _about(read(own / _ABOUT, 1 << 16)) if is_private(own) else None
-        if about is not None:
-            found.append((about, own))
+        if is_private(own):
+            with contextlib.suppress(msgspec.ValidationError):  # it is anything else
+                about = msgspec.convert(read(own / _ABOUT, 1 << 16), About)
+                if about.version == 1:
+                    found.append((about, own))
     return sorted(found, key=lambda each: each[0].wall_s)
 
 
@@ -239,17 +243,6 @@ def _remove(folder: Path) -> None:
             if path.name != _ABOUT:
                 path.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _about(wire: Mapping[str, object]) -> About | None:
-    """The `About` in a file; None for anything else, or for another version."""
-    import msgspec  # a rank that starts reads none, and need not wait for it
-
-    try:
-        about = msgspec.convert(wire, About)
-    except msgspec.ValidationError:
-        return None
-    return about if about.version == 1 else None
 
 
 # -- processes -------------------------------------------------------------------------------

@@ -118,8 +118,7 @@ class InitCalls(Component):
             calls = self.calls
             try:
                 if not dist.is_initialized():
-                    self._await_folder(arguments)
-                    self._await_name(arguments)
+                    self._await_place(arguments)
                 torchs(*args, **options)
                 # While torch waited, a run or a setup that began may have put others in their
                 # place: then what returns now is of the past.
@@ -131,46 +130,37 @@ class InitCalls(Component):
         setattr(init_process_group, _MARK, True)
         return init_process_group
 
-    def _await_folder(self, arguments: InitArguments) -> None:
-        """Wait here for the folder of a rendezvous file: torch does with Python's lock held.
+    def _await_place(self, arguments: InitArguments) -> None:
+        """Wait here for the folder of a rendezvous file, or until MASTER_ADDR resolves.
 
-        So no thread of the rank could say what is wrong. Raises Aborted, and DistStoreError when
-        torch would give up.
+        torch waits for the first with Python's lock held, so that no thread of the rank could say
+        what is wrong, and for the second in C++. Raises Aborted; and once torch would give up, what
+        it would raise. A call that torch will refuse anyway proceeds at once.
         """
-        folder = Path(arguments.path).parent
-        if arguments.method != "file" or None in (arguments.rank, arguments.world_size):
+        address, folder = arguments.master_addr, Path(arguments.path).parent
+        in_file = arguments.method == "file"
+        numbers = (arguments.rank, arguments.world_size, in_file or arguments.master_port)
+        if None in numbers or not (in_file or address):
             return
-        deadline = time.monotonic() + _FILE_WITHIN_S
+        limit_s = arguments.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
+        deadline = time.monotonic() + (_FILE_WITHIN_S if in_file else limit_s)
+
+        def is_there() -> bool:
+            if in_file:
+                return folder.exists()
+            return isinstance(self._resolver.lookup(address), tuple)
+
         try:
-            while not folder.exists():
+            while not is_there():
                 self._main_thread.waiting_in = "store"
                 if self._main_thread.abort.wait(_ASK_AGAIN_S):
                     raise Aborted("aborted (%ddp_abort)")
                 if time.monotonic() > deadline:
-                    why = os.strerror(errno.ENOENT)
-                    raise dist.DistStoreError(f"open({arguments.path}): {why}")
-        finally:
-            self._main_thread.waiting_in = ""
-
-    def _await_name(self, arguments: InitArguments) -> None:
-        """Wait here until MASTER_ADDR resolves: torch's client waits for that too, in C++.
-
-        Raises Aborted, and DistNetworkError after the call's timeout, as torch does. A call that
-        torch will refuse anyway proceeds at once.
-        """
-        numbers = (arguments.rank, arguments.world_size, arguments.master_port)
-        if None in numbers or not arguments.master_addr:
-            return
-        timeout_s = arguments.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
-        deadline = time.monotonic() + timeout_s
-        try:
-            while isinstance(why := self._resolver.lookup(arguments.master_addr), str):
-                self._main_thread.waiting_in = "store"
-                if self._main_thread.abort.wait(_ASK_AGAIN_S):
-                    raise Aborted("aborted (%ddp_abort)")
-                if time.monotonic() > deadline:
-                    why = why or "the resolver does not answer"
-                    raise dist.DistNetworkError(f"MASTER_ADDR {arguments.master_addr!r}: {why}")
+                    if in_file:
+                        why = os.strerror(errno.ENOENT)
+                        raise dist.DistStoreError(f"open({arguments.path}): {why}")
+                    why = str(self._resolver.lookup(address) or "the resolver does not answer")
+                    raise dist.DistNetworkError(f"MASTER_ADDR {address!r}: {why}")
         finally:
             self._main_thread.waiting_in = ""
 

@@ -79,22 +79,19 @@ class Rescue(Component):
             self._file_withheld = calls  # once: gloo must not get connections meanwhile
             _let_no_file_be_opened()
             return True
-        return self._stand_in_for_peers() or self._stand_in_for_the_store()
-
-    def _stand_in_for_peers(self) -> bool:
-        """Make the connections that gloo waits for, and end them.
-
-        A peer that connects sends the number of the connection first.
-        """
+        # The connections that gloo waits for are made, and ended. A peer that connects sends the
+        # number of the connection first.
         listening = self._sockets.listening()
-        port = self._init_calls.calls.arguments.master_port
         for address in listening:
-            host_, _, own = address.rpartition(":")
+            host, _, port = address.rpartition(":")
             # The most of gloo's connections to end: those of a group of this many ranks.
-            for number in range(64 if own != str(port) else 0):
-                with contextlib.suppress(OSError), _connected(host_, int(own)) as peer:
+            for number in range(64 if port != str(calls.arguments.master_port) else 0):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection((host, int(port)), 0.2) as peer,
+                ):
                     peer.sendall(struct.pack("q", number))
-        return bool(listening)
+        return bool(listening) or self._stand_in_for_the_store()
 
     def _stand_in_for_the_store(self) -> bool:
         """Open a store for a main thread that polls a port where no process listens.
@@ -123,10 +120,6 @@ class Rescue(Component):
             )
         )
         return True
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    return socket.create_connection((host, port), 0.2)
 
 
 def _let_no_file_be_opened() -> None:

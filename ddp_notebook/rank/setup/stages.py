@@ -196,24 +196,20 @@ class BringUp:
         if "nccl" in backend and not dist.is_nccl_available():
             raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
         torch.set_num_threads(plan.threads)
-        self._claim_device()
+        if plan.device.startswith("cuda"):
+            if not torch.cuda.is_available():
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+                raise StageError(
+                    f"No CUDA device is usable (CUDA_VISIBLE_DEVICES={visible}).",
+                    "%ddp_init --device cpu, or check the GPU with nvidia-smi",
+                )
+            torch.cuda.set_device(torch.device(plan.device))
         return f"RANK={self._arguments.rank} WORLD_SIZE={self._arguments.world_size}"
 
     def _read_arguments(self, backend: str) -> None:
         self._arguments = settings.read(self.plan, backend)
         settings.check(self._arguments, self.plan)
         self._parts.init_calls.enter(self._arguments)
-
-    def _claim_device(self) -> None:
-        if not self.plan.device.startswith("cuda"):
-            return
-        if not torch.cuda.is_available():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-            raise StageError(
-                f"No CUDA device is usable (CUDA_VISIBLE_DEVICES={visible}).",
-                "%ddp_init --device cpu, or check the GPU with nvidia-smi",
-            )
-        torch.cuda.set_device(torch.device(self.plan.device))
 
     def reach_store(self) -> str:
         """The store answers. Its address is read again: it may have been corrected."""
