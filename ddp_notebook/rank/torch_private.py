@@ -365,26 +365,23 @@ def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | 
     for frame in frames:
         if awaited and frame.f_code.co_name != _AWAITS_BATCH:
             continue
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            found = frame.f_locals.get("self")
-            if hasattr(found, "_workers"):
-                with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
-                    return _loading(found)
+        is_loaders = frame.f_globals.get("__name__") == "torch.utils.data.dataloader"
+        iterator: Any = frame.f_locals.get("self") if is_loaders else None
+        if not hasattr(iterator, "_workers"):
+            continue
+        with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
+            pids = [int(process.pid or 0) for process in iterator._workers]
+            number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
+            # A task has the number of its worker, and its data once they are there.
+            owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
+            due = tasks.get(number, ())
+            return Loading(
+                (id(iterator), number),
+                tuple(sorted(owing)),
+                pids[due[0]] if len(due) == 1 else 0,
+                tuple(pids),
+            )
     return None
-
-
-def _loading(iterator: Any) -> Loading:
-    pids = [int(process.pid or 0) for process in iterator._workers]
-    number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
-    # A task has the number of its worker, and its data once they are there.
-    owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
-    due = tasks.get(number, ())
-    return Loading(
-        (id(iterator), number),
-        tuple(sorted(owing)),
-        pids[due[0]] if len(due) == 1 else 0,
-        tuple(pids),
-    )
 
 
 def loader_iterator() -> Any:
@@ -585,22 +582,23 @@ def hook_names(wrapped: Any) -> list[str]:
 
 def hooks_that_may_part(wrapped: Any) -> list[str]:
     """Return those for which it is not certain that all ranks get the same gradients."""
-    hooks = getattr(wrapped, "_comm_hooks", ())
-    size = wrapped.process_group.size()
-    return [_name(hook) for hook, state in hooks if not _reduces(hook, state, size)]
+    parting = []
+    for hook, state in getattr(wrapped, "_comm_hooks", ()):
+        folder, _, module = str(getattr(hook, "__module__", "")).rpartition(".")
+        is_torchs = folder == _HOOKS and _name(hook) in _REDUCING.get(module, ())
+        # It reduces among the ranks of its own group, which should be all of the DDP object's.
+        group = getattr(state, "process_group", state)
+        if isinstance(group, dist.ProcessGroup):
+            is_whole = group.size() == wrapped.process_group.size()
+        else:
+            is_whole = group is None
+        if not (is_torchs and is_whole):
+            parting.append(_name(hook))
+    return parting
 
 
 def _name(hook: Any) -> str:
     return str(getattr(hook, "__name__", type(hook).__name__))
-
-
-def _reduces(hook: Any, state: Any, size: int) -> bool:
-    """True of a hook of torch's own that reduces among all `size` ranks of the DDP object."""
-    folder, _, module = str(getattr(hook, "__module__", "")).rpartition(".")
-    if folder != _HOOKS or _name(hook) not in _REDUCING.get(module, ()):
-        return False
-    group = getattr(state, "process_group", state)
-    return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)
 
 
 # -- the protocol of TCPStore --------------------------------------------------------------

@@ -63,7 +63,17 @@ class RankShell(Component):
         self._replace_displays()
         self._replace_tracebacks()
         self._replace_compiler()
-        self._refuse_windows()
+        enable: Callable[..., Any] = self.shell.enable_gui
+
+        def enable_gui(gui: str | None = None) -> Any:
+            # A window's event loop would run in place of the engine's, and the rank hear no more.
+            if (gui or "").startswith(_WITH_WINDOWS):
+                raise UsageError(
+                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
+                )
+            return enable(gui)
+
+        self.shell.enable_gui = enable_gui
         progress_bars.prefer_text()
         engine_private.have_no_prompt()
         engine_private.keep_no_tracebacks(self.shell)
@@ -163,19 +173,6 @@ class RankShell(Component):
 
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
-
-    def _refuse_windows(self) -> None:
-        """A window's event loop would run in place of the engine's, and the rank hear no more."""
-        enable: Callable[..., Any] = self.shell.enable_gui
-
-        def enable_gui(gui: str | None = None) -> Any:
-            if (gui or "").startswith(_WITH_WINDOWS):
-                raise UsageError(
-                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
-                )
-            return enable(gui)
-
-        self.shell.enable_gui = enable_gui
 
     def _replace_compiler(self) -> None:
         compiler, run_nodes = self.shell.compile, self.shell.run_ast_nodes

@@ -214,9 +214,10 @@ class Breakpoints:
                     return ""
             except Exception as error:  # noqa: BLE001  # the user's condition
                 raised = _raised_first(watched, "its condition", error)
-                if raised:
-                    watched.note = f"{raised}, and stops no more where it does"
-                return raised and f"{name}: {raised}"
+                if not raised:
+                    return ""
+                watched.note = f"{raised}, and stops no more where it does"
+                return f"{name}: {raised}"
         watched.passes += 1
         if watched.passes < spec.count:
             return ""

@@ -378,7 +378,7 @@ class Debugger(Component):
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
         frame = with_line(stop.frame, order.line)
         if order.how is How.LINE and not has_line(frame, order.line):
-            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2]
+            function = frames.own_name(frame.f_code)
             function = "the code outside functions" if function == "<module>" else function
             return calls.Moved(
                 0,

@@ -68,33 +68,24 @@ class Answers:
         waiting = Waiting(main_thread, watched.gate, watched.observer, user_code)
         self.reachability = Reachability(watched.resolver, watched.sockets)
         self.variables = Variables(process, waiting, main_thread, user_code, watched.names)
-        self._summary = watched.summary
         self._stacks = Stacks(process, main_thread, waiting, user_code)
-        self._reporter = Reporter(watched, waiting, self.reachability)
+        self._watched = watched
+        self._observer = watched.observer
+        self._main_thread = main_thread
+        self._user_code = user_code
+        self._waiting = waiting
+        self._stillness = Stillness()
 
     def to(self, handlers: Handlers) -> Handlers:
         """`handlers`, through which all of it is answered."""
         on = handlers.on_question
-        on(calls.REPORT, lambda _: self._reporter.report())
+        on(calls.REPORT, lambda _: self.report())
         on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self._stacks.stack)
         on(calls.VARIABLES, self.variables.variables)
-        on(calls.RUN_FACTS, lambda _: self._summary.facts())
+        on(calls.RUN_FACTS, lambda _: self._watched.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         return handlers
-
-
-class Reporter:
-    """Makes this rank's report."""
-
-    def __init__(self, watched: Watched, waiting: Waiting, reachability: Reachability) -> None:
-        self._watched = watched
-        self._observer = watched.observer
-        self._main_thread = watched.main_thread
-        self._user_code = watched.user_code
-        self._waiting = waiting
-        self._stillness = Stillness()
-        self._reachability = reachability
 
     def report(self) -> RankReport:
         """Return this rank, as it is now."""
@@ -148,7 +139,7 @@ class Reporter:
                 loopback=init.network or own.network(),
                 # Without the store, if this rank hosts it.
                 listens=tuple(each for each in listens if not each.endswith(f":{store[1]}")),
-                probe=self._reachability.store(*store) if asks_store else Probe(),
+                probe=self.reachability.store(*store) if asks_store else Probe(),
                 addresses=watched.resolver.resolved(arguments.master_addr),
             ),
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, init)),

@@ -25,7 +25,7 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+from ddp_notebook.rank.inspect.frames import UserCode, file_shown
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
@@ -121,8 +121,7 @@ class DataWorkers(Component):
         if shown is None:
             return None
         path, line, function = shown[0], int(shown[1]), shown[2]
-        cell = CELL_NAME.fullmatch(path)
-        file = f"cell {cell[1]}" if cell else path.rpartition("/")[2]
+        file = file_shown(path).rpartition("/")[2]
         text = linecache.getline(path, line).strip()[:200]
         return Place(file, line, "" if function == "<module>" else function, text)
 

@@ -122,16 +122,15 @@ class Stacks:
         code = frame.f_code
         name = code.co_filename
         line = at or 0
-        cell = stack_frames.CELL_NAME.fullmatch(name)
         if not name.startswith("<"):
             linecache.checkcache(name)  # it may have been edited since it was last shown
         source = linecache.getline(name, line).strip()
         if len(source) > _LONGEST_SOURCE:
             source = f"{source[: _LONGEST_SOURCE - 1]}…"
         return Frame(
-            file=f"cell {cell[1]}" if cell else name[-160:],
+            file=stack_frames.file_shown(name)[-160:],
             line=line,
-            function=code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:],
+            function=stack_frames.own_name(code)[-LONGEST_NAME:],
             source=source,
             module=_module(frame)[:LONGEST_NAME],
             library=not self._is_told(frame),

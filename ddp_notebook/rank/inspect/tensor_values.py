@@ -113,8 +113,8 @@ class TensorReader:
             facts,
             read=sums.read,
             mean=sums.mean,
-            least=short(min(sums.ends)) if sums.ends else None,
-            most=short(max(sums.ends)) if sums.ends else None,
+            least=sums.least,
+            most=sums.most,
             nans=sums.nans,
             digest=digest,
             sample=sample(flat),
@@ -150,6 +150,16 @@ class _Sums:
         apart = (total / count - self._total / before) if before else 0.0
         self._squares += own + apart * apart * before * count / (before + count)
         self._total += total
+
+    @property
+    def least(self) -> float | None:
+        """The least number; None without numbers."""
+        return short(min(self.ends)) if self.ends else None
+
+    @property
+    def most(self) -> float | None:
+        """The largest number; None without numbers."""
+        return short(max(self.ends)) if self.ends else None
 
     @property
     def std(self) -> float | None:

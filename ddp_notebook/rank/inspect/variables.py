@@ -72,10 +72,9 @@ class Variables:
         names = users if frame is None else frame.f_globals
         function = file = ""
         if frame is not None:
-            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:]
-            name = frame.f_code.co_filename
-            cell = stack_frames.CELL_NAME.fullmatch(name)
-            file = f"cell {cell[1]}" if cell else name.rpartition("/")[2][-LONGEST_NAME:]
+            function = stack_frames.own_name(frame.f_code)[-LONGEST_NAME:]
+            path = stack_frames.file_shown(frame.f_code.co_filename)
+            file = path.rpartition("/")[2][-LONGEST_NAME:]
         groups: list[tuple[str, str, list[tuple[str, Any]]]] = []
         if frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)

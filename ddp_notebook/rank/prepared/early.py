@@ -42,7 +42,12 @@ def begin() -> None:
     """Prepare this process: now if it is a rank, else if it becomes one. Once."""
     here = Prepared()
     rank = os.environ.get("RANK", "")
-    if rank.isascii() and rank.isdigit() and _is_ranks_own():
+    # Workers of a DataLoader, and what a script starts by subprocess, inherit RANK. The first are
+    # known by their parent; for the second the rank leaves its pid in the environment.
+    spawned = sys.modules.get("multiprocessing.process")
+    is_worker = spawned is not None and spawned.parent_process() is not None
+    is_own = os.environ.get(PID_VARIABLE, str(os.getpid())) == str(os.getpid())
+    if rank.isascii() and rank.isdigit() and is_own and not is_worker:
         os.environ[PID_VARIABLE] = str(os.getpid())
         here.appear(int(rank))
     here.watch()
@@ -52,16 +57,6 @@ def _name(function: Callable[..., None], places: Iterable[object]) -> None:
     """Make it what these modules call."""
     for place in places:
         setattr(place, _CALLED, function)
-
-
-def _is_ranks_own() -> bool:
-    """True if RANK is this process's own; a process that a rank started inherits it."""
-    # Workers of a DataLoader, and what a script starts by subprocess, inherit RANK. The first are
-    # known by their parent; for the second the rank leaves its pid in the environment.
-    spawned = sys.modules.get("multiprocessing.process")
-    if spawned is not None and spawned.parent_process() is not None:
-        return False
-    return os.environ.get(PID_VARIABLE, str(os.getpid())) == str(os.getpid())
 
 
 class Prepared:

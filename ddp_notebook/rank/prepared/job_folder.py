@@ -233,16 +233,12 @@ def sweep() -> None:
     ended = [of for of in jobs if not run & {(about.pid, about.began) for about in of.values()}]
     for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
         for about in of.values():
-            _remove(folders[about.pid, about.began])
-
-
-def _remove(folder: Path) -> None:
-    """Remove it, last what says whose it is: the next one finds it if this process ends."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.name != _ABOUT:
-                path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+            folder = folders[about.pid, about.began]
+            # Last what says whose it is: the next one finds it if this process ends meanwhile.
+            with contextlib.suppress(OSError):
+                for path in set(folder.iterdir()) - {folder / _ABOUT}:
+                    path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- processes -------------------------------------------------------------------------------

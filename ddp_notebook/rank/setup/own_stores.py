@@ -44,8 +44,18 @@ class OwnStores(Component):
         if not hasattr(torchs, _MARK):
             setattr(dist.TCPStore, _CONSTRUCTOR, self._noted(torchs))
         prefixed = dist.PrefixStore.__init__
-        if not hasattr(prefixed, _MARK):
-            setattr(dist.PrefixStore, _CONSTRUCTOR, _with_its_prefix(prefixed))
+        if hasattr(prefixed, _MARK):
+            return
+
+        def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
+            prefixed(store, *args, **named)
+            # torch's object has no attribute for it.
+            prefix = args[0] if args else named.get("prefix")
+            if isinstance(prefix, str):
+                prefixes[store] = prefix
+
+        setattr(prefixes_store, _MARK, True)
+        setattr(dist.PrefixStore, _CONSTRUCTOR, functools.update_wrapper(prefixes_store, prefixed))
 
     def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
         def opens_store(store: Any, *args: Any, **named: Any) -> None:
@@ -72,19 +82,6 @@ class OwnStores(Component):
 
         setattr(opens_store, _MARK, True)
         return functools.update_wrapper(opens_store, torchs)
-
-
-def _with_its_prefix(torchs: Callable[..., None]) -> Callable[..., None]:
-    """torch's constructor of a PrefixStore, which has no attribute for its prefix."""
-
-    def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
-        torchs(store, *args, **named)
-        prefix = args[0] if args else named.get("prefix")
-        if isinstance(prefix, str):
-            prefixes[store] = prefix
-
-    setattr(prefixes_store, _MARK, True)
-    return functools.update_wrapper(prefixes_store, torchs)
 
 
 def _arguments(args: Sequence[Any], named: Mapping[str, Any]) -> InitArguments | None:

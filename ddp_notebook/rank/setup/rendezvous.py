@@ -71,36 +71,9 @@ class InitCalls(Component):
 
     def attach(self) -> None:
         """Record torch's `init_process_group`, under both of its names."""
-        if not hasattr(distributed_c10d.init_process_group, _MARK):
-            noted = self._noted(distributed_c10d.init_process_group)
-            distributed_c10d.init_process_group = noted
-            dist.init_process_group = noted
-
-    def setup_begins(self) -> None:
-        """Forget earlier calls."""
-        self.calls = Calls()
-
-    def run_begins(self, run: Run) -> None:
-        """The same, unless a setup that is being stepped through continues after this run."""
-        if not self._main_thread.paused_before:
-            self.calls = Calls()
-
-    def enter(self, arguments: InitArguments) -> None:
-        """A call begins."""
-        calls = self.calls
-        calls.entered += 1
-        calls.arguments = arguments
-        calls.inside = True
-        calls.called_ns = time.monotonic_ns()
-        calls.host, calls.network = process.host(), process.network()
-        self._sockets.call_begins()
-
-    def leave(self) -> None:
-        """A call returned: there is a group."""
-        self.calls.returned += 1
-        self.calls.inside = False
-
-    def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
+        torchs = distributed_c10d.init_process_group
+        if hasattr(torchs, _MARK):
+            return
         signature = inspect.signature(torchs)
 
         @functools.wraps(torchs)
@@ -128,7 +101,31 @@ class InitCalls(Component):
                 calls.inside = False
 
         setattr(init_process_group, _MARK, True)
-        return init_process_group
+        distributed_c10d.init_process_group = dist.init_process_group = init_process_group
+
+    def setup_begins(self) -> None:
+        """Forget earlier calls."""
+        self.calls = Calls()
+
+    def run_begins(self, run: Run) -> None:
+        """The same, unless a setup that is being stepped through continues after this run."""
+        if not self._main_thread.paused_before:
+            self.calls = Calls()
+
+    def enter(self, arguments: InitArguments) -> None:
+        """A call begins."""
+        calls = self.calls
+        calls.entered += 1
+        calls.arguments = arguments
+        calls.inside = True
+        calls.called_ns = time.monotonic_ns()
+        calls.host, calls.network = process.host(), process.network()
+        self._sockets.call_begins()
+
+    def leave(self) -> None:
+        """A call returned: there is a group."""
+        self.calls.returned += 1
+        self.calls.inside = False
 
     def _await_place(self, arguments: InitArguments) -> None:
         """Wait here for the folder of a rendezvous file, or until MASTER_ADDR resolves.
