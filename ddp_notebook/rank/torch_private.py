@@ -87,8 +87,8 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
     """
     # `init_process_group` and `new_group`, through which subgroups and meshes are made too, look
     # this function up in their module at each call. To replace it there shows each group with its
-    # store and its name, which the public functions are not given. What `split_group` makes stays
-    # unobserved: torch 2.13 makes it in C++.
+    # store and its name, which the public functions are not given. What `split_group` makes does
+    # not come by here: see `split_off`.
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
         return False
@@ -138,25 +138,35 @@ def groups_counted_from(number: int) -> Iterator[None]:
         world.group_count = before
 
 
-def take_place(group: Any, inner: Any) -> None:
+def split_off(parent: Any, inner: Any, members: Sequence[int], timeout: Any) -> NewGroup:
+    """Return with what the group `parent` has made `inner`, of some of its members."""
+    world: Any = distributed_c10d._world
+    called = inner.group_desc
+    return NewGroup(
+        inner.get_group_store(),
+        inner.group_name,
+        inner.rank(),
+        inner.size(),
+        members,
+        world.pg_backend_config[parent],
+        timeout or distributed_c10d.default_pg_timeout,
+        None if ":split:" in called else called,  # torch's own words
+    )
+
+
+def take_place(group: Any, inner: Any, parent: Any = None) -> None:
     """Put `group` where torch has just put `inner`: in its maps, and by its name.
 
-    Raises AttributeError or RuntimeError when this torch has no such maps; then nothing of
-    `inner` has changed.
+    Where `inner` was split off the group `parent`, torch has put it nowhere yet. Raises
+    AttributeError or RuntimeError when this torch has no such maps; then nothing of `inner` has
+    changed.
     """
     world: Any = distributed_c10d._world
     # Whatever another torch may lack is asked for before the first change: an error then leaves
     # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
-    kinds = dist.ProcessGroup.BackendType.__members__
-    for entry in world.pg_backend_config[inner].split(","):
-        device, _, name = entry.partition(":")
-        kind = kinds.get(name.upper(), kinds["CUSTOM"])
-        group._register_backend(
-            torch.device(device), kind, inner._get_backend(torch.device(device))
-        )
-        group._set_default_backend(kind)
+    _lend_backends(group, inner, world.pg_backend_config[inner if parent is None else parent])
     if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
         group.bound_device_id = inner.bound_device_id
     group._set_group_name(inner.group_name)
@@ -169,9 +179,20 @@ def take_place(group: Any, inner: Any) -> None:
     # Functional collectives find a group by its name.
     unregister = getattr(distributed_c10d, "_unregister_process_group", None)
     register = getattr(distributed_c10d, "_register_process_group", None)
-    if register is not None and unregister is not None:
+    if parent is None and register is not None and unregister is not None:
         unregister(inner.group_name)
         register(inner.group_name, group)
+
+
+def _lend_backends(group: Any, inner: Any, backends: str) -> None:
+    """Give `group` the backends of `inner`, of those that torch has written by device."""
+    kinds = dist.ProcessGroup.BackendType.__members__
+    for entry in backends.split(","):
+        name_of_device, _, name = entry.partition(":")
+        device, kind = torch.device(name_of_device), kinds.get(name.upper(), kinds["CUSTOM"])
+        if device in inner._device_types:
+            group._register_backend(device, kind, inner._get_backend(device))
+            group._set_default_backend(kind)
 
 
 def send_together(is_ours: Callable[[Any], bool]) -> bool:

@@ -237,14 +237,16 @@ class Observer(Component):
         self.process.events.emit(model.Limited, text=f"{what}: {why}.")
         return why
 
-    def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
-        """The observed group around `inner`, which torch has just made of `new`."""
+    def observed(self, inner: Any, new: torch_private.NewGroup, parent: Any = None) -> Any:
+        """Return the observed group around `inner`, which torch has just made of `new`.
+
+        Or has split off the observed group `parent`."""
         members = new.members or tuple(range(new.size))
         name = str(new.name) if new.members else DEFAULT_GROUP
         called = group_name(new.called)
         group = self._group_type(Group(inner, name, called, members, self.limits))
         self.limits.made(group.ddp_notebook_group, new.timeout)
-        torch_private.take_place(group, inner)
+        torch_private.take_place(group, inner, parent)
         if new.members:
             self.subgroups.keep(group, new)
         return group
@@ -304,6 +306,10 @@ class ObservedGroup(dist.ProcessGroup):
         self.ddp_notebook_group = new.ddp_notebook_group
         torch_private.take_place(self, new)
 
+    def get_group_store(self) -> Any:
+        """Return the store of the group inside: torch has none for a group of Python's."""
+        return self.ddp_notebook_inner.get_group_store()
+
     def _get_backend(self, device: Any) -> Any:
         """The backend of the group inside."""
         return self.ddp_notebook_inner._get_backend(device)
@@ -360,9 +366,10 @@ def record_of(frames: Iterable[FrameType]) -> int | None:
 class _Making:
     """A group that is being made; `before` and `after` run around torch's making of it."""
 
-    def __init__(self, observer: Observer, new: torch_private.NewGroup) -> None:
+    def __init__(self, observer: Observer, new: torch_private.NewGroup, parent: Any = None) -> None:
         self.observer = observer
         self.new = new
+        self.parent = parent
         self.guard: Guard | None = None
 
     def before(self) -> None:
@@ -386,7 +393,7 @@ class _Making:
         if self.guard is not None:
             # What fails here must do so before the place of `inner` is taken: it is used then.
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
-        group = self.observer.observed(inner, new)
+        group = self.observer.observed(inner, new, self.parent)
         if self.guard is not None:
             group.ddp_notebook_group.checks[0] = self.guard.check
         group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
@@ -420,7 +427,27 @@ def _group_type(observer: Observer) -> type[ObservedGroup]:
         for operation in operations.OPERATIONS
         if hasattr(dist.ProcessGroup, operation.method)
     }
-    return type("ObservedGroup", (ObservedGroup,), methods)
+
+    def split_group(self: ObservedGroup, ranks: Sequence[int], *args: Any, **named: Any) -> Any:
+        # torch's own would look for a store in this group, and end the process: there is none.
+        observer.sockets.group_begins()
+        try:
+            group = self.ddp_notebook_inner.split_group(ranks, *args, **named)
+        finally:
+            observer.sockets.group_ended()
+        if group is not None:
+            with contextlib.suppress(Exception):  # the user's group matters more
+                members = [self.ddp_notebook_group.members[rank] for rank in sorted(ranks)]
+                new = torch_private.split_off(self, group, members, named.get("timeout"))
+                making = _Making(observer, new, self)
+                making.before()
+                try:
+                    group = making.after(group)
+                finally:
+                    making.ended()
+        return group
+
+    return type("ObservedGroup", (ObservedGroup,), {**methods, "split_group": split_group})
 
 
 def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
