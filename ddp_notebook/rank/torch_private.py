@@ -551,15 +551,7 @@ def forget_groups() -> None:
     world: Any = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
-    for name in (
-        "pg_map",
-        "pg_names",
-        "pg_group_ranks",
-        "pg_backend_config",
-        "pg_to_tag",
-        "tags_to_pg",
-        "pg_coalesce_state",
-    ):
+    for name in (*_BY_GROUP, "tags_to_pg", "pg_coalesce_state"):
         members = getattr(world, name, None)
         if members is not None:
             members.clear()

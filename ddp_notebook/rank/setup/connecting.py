@@ -17,7 +17,7 @@ from ddp_notebook.model import Category, InitArguments, name_ranks
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.errors import StageError
-from ddp_notebook.rank.setup.listening import explain, listen
+from ddp_notebook.rank.setup.listening import explain, host_store
 from ddp_notebook.rank.setup.reachability import Resolver
 
 
@@ -44,7 +44,6 @@ class StoreClient:
             return dist.FileStore(arguments.path, arguments.world_size or 1)
         host, port = arguments.master_addr, arguments.master_port
         assert port is not None
-        listener = None
         if arguments.hosts_store:
             # As rank 0 of a plain script does; only on the requested address.
             while not self._resolver.lookup(host):
@@ -53,21 +52,14 @@ class StoreClient:
                     raise StageError("aborted", "%ddp_init")
             main.doing = ""
             try:
-                listener = listen(host, port).detach()
+                return host_store(host, port, plan.timeout)
             except OSError as error:
                 why = explain(error, host, port)
                 category = why.category or Category.UNREACHABLE_MASTER.value
                 raise StageError(why.cause, why.remedy, category) from None
-        else:
-            self._await_listener(host, port, arguments.timeout_s or plan.timeout_s, plan)
+        self._await_listener(host, port, arguments.timeout_s or plan.timeout_s, plan)
         return dist.TCPStore(
-            host,
-            port,
-            None,
-            is_master=arguments.hosts_store,
-            timeout=plan.timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener,
+            host, port, None, is_master=False, timeout=plan.timeout, wait_for_workers=False
         )
 
     def _await_listener(self, host: str, port: int, timeout_s: float, plan: SetUpPlan) -> None:

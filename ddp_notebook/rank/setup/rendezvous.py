@@ -172,14 +172,14 @@ def original() -> Callable[..., None]:
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     """Return what a call of `init_process_group` will use, determined as torch does it."""
     timeout = call.get("timeout")
-    backend = str(call.get("backend") or "")
-    timeout_s = timeout.total_seconds() if timeout is not None else None
+    made = functools.partial(
+        InitArguments,
+        backend=str(call.get("backend") or ""),
+        timeout_s=timeout.total_seconds() if timeout is not None else None,
+    )
     rank, world_size = call.get("rank", -1), call.get("world_size", -1)
     if call.get("store") is not None:
-        store = _which(call["store"])
-        return InitArguments(
-            "store", rank, world_size, backend=backend, timeout_s=timeout_s, store=store
-        )
+        return made("store", rank, world_size, store=_which(call["store"]))
     url = call.get("init_method") or "env://"
     parsed = urlparse(url)
     query = {key: values[-1] for key, values in parse_qs(parsed.query).items()}
@@ -187,15 +187,8 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     given_rank = rank if rank >= 0 else number(query.get("rank"))
     given_size = world_size if world_size >= 0 else number(query.get("world_size"))
     if parsed.scheme == "file":
-        return InitArguments(
-            "file",
-            given_rank,
-            given_size,
-            path=parsed.path,
-            backend=backend,
-            timeout_s=timeout_s,
-            stale=_was_here(parsed.path, given_rank),
-        )
+        stale = _was_here(parsed.path, given_rank)
+        return made("file", given_rank, given_size, path=parsed.path, stale=stale)
     raw = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if parsed.scheme == "tcp":
         address, port = parsed.hostname or "", parsed.port
@@ -203,17 +196,8 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
         address, port = raw.get("MASTER_ADDR", ""), number(raw.get("MASTER_PORT"))
         given_rank = given_rank if given_rank is not None else number(raw.get("RANK"))
         given_size = given_size if given_size is not None else number(raw.get("WORLD_SIZE"))
-    return InitArguments(
-        parsed.scheme or "env",
-        given_rank,
-        given_size,
-        address,
-        port,
-        backend=backend,
-        timeout_s=timeout_s,
-        hosts_store=given_rank == 0 and not uses_agent_store(),
-        raw=raw,
-    )
+    method, hosts = parsed.scheme or "env", given_rank == 0 and not uses_agent_store()
+    return made(method, given_rank, given_size, address, port, hosts_store=hosts, raw=raw)
 
 
 prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

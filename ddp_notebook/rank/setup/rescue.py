@@ -25,7 +25,7 @@ from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
 from ddp_notebook.rank.main_thread import MainThread
-from ddp_notebook.rank.setup.listening import listen
+from ddp_notebook.rank.setup.listening import host_store
 from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
@@ -105,20 +105,10 @@ class Rescue(Component):
         if isinstance(self._resolver.lookup(arguments.master_addr), str):
             return False  # there is no such host, or not yet
         try:
-            listener = listen(arguments.master_addr, arguments.master_port)
+            store = host_store(arguments.master_addr, arguments.master_port, timedelta(seconds=5))
         except OSError:
             return False
-        self._stand_ins.append(
-            TCPStore(
-                arguments.master_addr,
-                arguments.master_port,
-                None,
-                is_master=True,
-                timeout=timedelta(seconds=5),
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-        )
+        self._stand_ins.append(store)
         return True
 
 

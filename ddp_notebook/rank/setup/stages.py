@@ -103,11 +103,12 @@ class SetUp:
 
     def _run_stage(self, stage: Stage, bring_up: BringUp) -> bool:
         main_thread, events, plan = self._main_thread, self._events, bring_up.plan
-        events.emit(StageStarted, stage=stage, waiting_for=bring_up.waiting_for(stage))
+        pass_stage, waiting_for = bring_up.step(stage)
+        events.emit(StageStarted, stage=stage, waiting_for=waiting_for)
         failed: StageError | None = None
         main_thread.running, main_thread.doing = True, ""
         try:
-            detail = bring_up.of(stage)()
+            detail = pass_stage()
         except StageError as error:
             failed = error
         except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
@@ -142,24 +143,15 @@ class BringUp:
         self._arguments = InitArguments()
         """The init arguments of this rank, by its environment."""
 
-    def of(self, stage: Stage) -> Callable[[], str]:
-        """The method that passes `stage`."""
+    def step(self, stage: Stage) -> tuple[Callable[[], str], str]:
+        """Return the method that passes `stage`, and what a rank may have to wait for in it."""
         return {
-            Stage.ENVIRONMENT: self.check_environment,
-            Stage.STORE: self.reach_store,
-            Stage.RENDEZVOUS: self.join_rendezvous,
-            Stage.PROCESS_GROUP: self.make_group,
-            Stage.VERIFIED: self.verify,
+            Stage.ENVIRONMENT: (self.check_environment, ""),
+            Stage.STORE: (self.reach_store, self.store_address),
+            Stage.RENDEZVOUS: (self.join_rendezvous, "the other ranks to join"),
+            Stage.PROCESS_GROUP: (self.make_group, "the other ranks to connect"),
+            Stage.VERIFIED: (self.verify, "an all_reduce of all ranks"),
         }[stage]
-
-    def waiting_for(self, stage: Stage) -> str:
-        """Return what a rank may have to wait for in `stage`."""
-        return {
-            Stage.STORE: self.store_address,
-            Stage.RENDEZVOUS: "the other ranks to join",
-            Stage.PROCESS_GROUP: "the other ranks to connect",
-            Stage.VERIFIED: "an all_reduce of all ranks",
-        }.get(stage, "")
 
     @property
     def store_address(self) -> str:
