@@ -123,14 +123,7 @@ ADVANCE: Call[Stage, bool] = Call("advance")
 """Go on through this stage; False when one failed (an event says why)."""
 
 
-class Freed(Message, frozen=True):
-    """How a main thread was unblocked: by shutting down connections, or by opening a store."""
-
-    closed: int
-    stood_in: bool
-
-
-FREE = Question("free", Nothing, Freed)
+FREE = Question("free", Nothing, Nothing)
 """End what torch waits for in setup or a collective. Its process group is broken afterwards."""
 
 

@@ -464,8 +464,8 @@ def is_capturing() -> bool:
     return capturing is not None and uses_cuda() and bool(capturing())
 
 
-def abort_nccl() -> int:
-    """End every NCCL communicator of this process, with what hangs in it; return how many.
+def abort_nccl() -> None:
+    """End every NCCL communicator of this process, with what hangs in it.
 
     From any thread, and meant for another one than the one that hangs: a wait for the GPU then
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
@@ -481,7 +481,6 @@ def abort_nccl() -> int:
             backend.abort()
     if together:
         backends[0]._group_end()
-    return len(backends)
 
 
 def _nccl_backends() -> list[Any]:

@@ -10,8 +10,10 @@ its last part is sent when the cell ends.
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import io
+import itertools
 import os
 import sys
 import threading
@@ -301,17 +303,10 @@ class OutputForwarder(Component):
             self._events.emit(Output, cell=self.cell, **fields)
 
     def _collect_written(self) -> None:
-        written, pieces = self.written, list[bytes]()
-        what = OutputKind.STDOUT
-        while written:
-            kind, piece = written.popleft()
-            if kind is not what and pieces:
-                self._send(what, b"".join(pieces))
-                pieces = []
-            what = kind
-            pieces.append(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
-        if pieces:
-            self._send(what, b"".join(pieces))
+        written = [self.written.popleft() for _ in range(len(self.written))]
+        for what, pieces in itertools.groupby(written, lambda each: each[0]):
+            data = (p if isinstance(p, bytes) else p.encode("utf-8", "replace") for _, p in pieces)
+            self._send(what, b"".join(data))
 
     def _collect_log(self) -> None:
         """Collect what C code, subprocesses and forked workers wrote to the process's streams."""
@@ -365,12 +360,10 @@ class OutputForwarder(Component):
 
 def whole_characters(data: bytes) -> bytes:
     """`data` without a character of UTF-8 at its end that is not complete."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0b1100_0000 != 0b1000_0000:  # a character begins here
-            needed = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4
-            return data[:-back] if byte >= 0b1100_0000 and needed > back else data
-    return data
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    pending, _ = decoder.getstate()
+    return data.removesuffix(pending)
 
 
 def _size(log: Path) -> int:

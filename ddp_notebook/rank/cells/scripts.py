@@ -95,7 +95,6 @@ class ScriptProcess:
         self._children = Children(
             core, Path(script.path).name, script.world_size, started_in(process.folder)
         )
-        self._over = False
         self._left: tuple[Place, ...] = ()
         """The lines of the sys.exit() by which it ended well, the outermost first."""
 
@@ -112,7 +111,13 @@ class ScriptProcess:
         core.handlers.on_question(calls.PULL, lambda of: values.get(of, vars(main)))
         self._life.attach()
         self._children.expect()
-        self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
+        is_over = False
+
+        def pulse() -> dict[str, Any]:
+            doing, cell = core.doing(in_run=not is_over), 0 if is_over else script.cell
+            return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
+
+        self._events.collect, self._events.pulse = self._forwarder.collect, pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         if script.as_gpus:
@@ -127,7 +132,7 @@ class ScriptProcess:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _be_mute()
         core.sockets.end(groups=script.leaves)
-        self._over = True
+        is_over = True
         self._ending.say(script.cell, error, script.path, self._life.run_ends, self._left)
         while True:
             # It returns whenever a handler of the script's has run.
@@ -204,12 +209,6 @@ class ScriptProcess:
                 stream.flush()
         self._forwarder.show(what=OutputKind.ERROR, text=raised.shown(text))
         return True
-
-    def _pulse(self) -> dict[str, Any]:
-        """The fields of a sign of life."""
-        doing = self._core.doing(in_run=not self._over)
-        cell = 0 if self._over else self._script.cell
-        return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
 
 
 def _as_main(script: Script) -> types.ModuleType:

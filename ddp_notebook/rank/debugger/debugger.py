@@ -293,7 +293,7 @@ class Debugger(Component):
             # One thread at a time: the session moves a rank, and knows of no threads. Another one
             # that comes to a breakpoint meanwhile is next.
             while not self._turn.acquire(timeout=_POLL_S):
-                self._check()
+                self._main_thread.end_if_aborted()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
             main = self._main_thread
             try:
@@ -316,7 +316,7 @@ class Debugger(Component):
                     first=first,
                     source=tuple(e.rstrip("\r\n")[:160] for e in lines[first - 1 : stop.line + 3]),
                 )
-                order = stop.wait(self._check)
+                order = stop.wait(main.end_if_aborted)
             except BaseException:
                 # Otherwise the session knows that the thread has left: it has ordered it.
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
@@ -328,11 +328,6 @@ class Debugger(Component):
                 self._turn.release()
         if not over:  # where an error was raised there is no next line
             self._resume(order, frame)
-
-    def _check(self) -> None:
-        """Raises Aborted."""
-        if self._main_thread.abort.is_set():
-            raise Aborted("aborted (%ddp_abort)")
 
     def _resume(self, order: Move, frame: FrameType) -> None:
         """Resume this thread, which was paused at `frame`, as ordered."""

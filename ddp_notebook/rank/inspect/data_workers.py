@@ -126,20 +126,17 @@ class DataWorkers(Component):
         return Place(file, line, "" if function == "<module>" else function, text)
 
 
-def end(frames: Iterable[FrameType]) -> int:
-    """End the workers of the DataLoader that these frames are in; return their number.
+def end(frames: Iterable[FrameType]) -> None:
+    """End the workers of the DataLoader that these frames are in.
 
     An aborted rank would otherwise wait several seconds for each worker without progress.
     """
     loading = torch_private.loading(frames)
-    ended = 0
     for pid in loading.everyone if loading is not None else ():
         if _stat(pid)[1:2] == [str(os.getpid())]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # one that is stopped ends only then
-                ended += 1
-    return ended
 
 
 # -- /proc ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ddp_notebook.model import OWN_STORE, InitArguments
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.main_thread import Aborted, MainThread
+from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.rendezvous import InitCalls, prefixes
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
@@ -77,8 +77,7 @@ class OwnStores(Component):
             finally:
                 self._sockets.group_ended()
                 main.waiting_in = ""
-            if main.abort.is_set():
-                raise Aborted("aborted (%ddp_abort)")  # it is a stand-in that has answered
+            main.end_if_aborted()  # it is a stand-in that has answered
 
         setattr(opens_store, _MARK, True)
         return functools.update_wrapper(opens_store, torchs)

@@ -36,22 +36,21 @@ class Resolver:
         """
         with contextlib.suppress(ValueError):
             return (str(ipaddress.ip_address(host)),)
+
+        def resolve() -> None:
+            try:
+                entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                self._names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+            except (OSError, UnicodeError) as error:
+                self._names[host] = getattr(error, "strerror", None) or str(error)
+
         thread = self._threads.get(host)
         if thread is None or not thread.is_alive():
-            thread = threading.Thread(
-                target=self._resolve, args=(host,), name="ddp-resolve", daemon=True
-            )
+            thread = threading.Thread(target=resolve, name="ddp-resolve", daemon=True)
             self._threads[host] = thread
             thread.start()
         thread.join(RESOLVE_TIMEOUT_S)
         return self._names.get(host, "")
-
-    def _resolve(self, host: str) -> None:
-        try:
-            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            self._names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        except (OSError, UnicodeError) as error:
-            self._names[host] = getattr(error, "strerror", None) or str(error)
 
     def resolved(self, host: str) -> dict[str, tuple[str, ...]]:
         """Return the addresses of names, by name; empty while not known."""
