@@ -14,6 +14,7 @@ import codecs
 import contextlib
 import io
 import itertools
+import operator
 import os
 import sys
 import threading
@@ -304,7 +305,7 @@ class OutputForwarder(Component):
 
     def _collect_written(self) -> None:
         written = [self.written.popleft() for _ in range(len(self.written))]
-        for what, pieces in itertools.groupby(written, lambda each: each[0]):
+        for what, pieces in itertools.groupby(written, operator.itemgetter(0)):
             data = (p if isinstance(p, bytes) else p.encode("utf-8", "replace") for _, p in pieces)
             self._send(what, b"".join(data))
 
