@@ -166,11 +166,7 @@ def take_place(group: Any, inner: Any, parent: Any = None) -> None:
     # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
-    _lend_backends(group, inner, world.pg_backend_config[inner if parent is None else parent])
-    if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
-        group.bound_device_id = inner.bound_device_id
-    group._set_group_name(inner.group_name)
-    group._set_group_desc(inner.group_desc)
+    _lend(group, inner, world.pg_backend_config[inner if parent is None else parent])
     for each in maps:
         if inner in each:
             each[group] = each.pop(inner)
@@ -184,8 +180,8 @@ def take_place(group: Any, inner: Any, parent: Any = None) -> None:
         register(inner.group_name, group)
 
 
-def _lend_backends(group: Any, inner: Any, backends: str) -> None:
-    """Give `group` the backends of `inner`, of those that torch has written by device."""
+def _lend(group: Any, inner: Any, backends: str) -> None:
+    """Give `group` the name of `inner` and its `backends`, which torch has written by device."""
     kinds = dist.ProcessGroup.BackendType.__members__
     for entry in backends.split(","):
         name_of_device, _, name = entry.partition(":")
@@ -193,6 +189,10 @@ def _lend_backends(group: Any, inner: Any, backends: str) -> None:
         if device in inner._device_types:
             group._register_backend(device, kind, inner._get_backend(device))
             group._set_default_backend(kind)
+    if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
+        group.bound_device_id = inner.bound_device_id
+    group._set_group_name(inner.group_name)
+    group._set_group_desc(inner.group_desc)
 
 
 def send_together(is_ours: Callable[[Any], bool]) -> bool:

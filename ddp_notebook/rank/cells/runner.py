@@ -38,7 +38,6 @@ class CellRunner:
         self._events = events
         self._main_thread = main_thread
         self._ending = ending
-        self._awaits_gpu = False
 
     def run(self, cell: Cell) -> None:
         """Run a cell without top-level `await`, to its end. An interrupt stops it, and only it."""
@@ -49,7 +48,7 @@ class CellRunner:
             error = _error_of(self.shell.shell.run_cell(cell.source, store_history=True))
             self._ending.stop_at(error)
             if error is None:
-                gpu.await_work(self._gpu_works)
+                gpu.await_work(self._main_thread.awaits_gpu)
         except (KeyboardInterrupt, Exception) as raised:  # noqa: BLE001
             # An interrupt came while IPython handled an error; or IPython itself failed, which the
             # user's code can bring about.
@@ -95,7 +94,7 @@ class CellRunner:
             error = _error_of(result)
             self._ending.stop_at(error)
             if error is None:
-                gpu.await_work(self._gpu_works)
+                gpu.await_work(self._main_thread.awaits_gpu)
         except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
             error = stopped
         finally:
@@ -116,11 +115,6 @@ class CellRunner:
         cuda_on_cpu.end()
         self._ending.say(cell, error, self.shell.file_name, self._life.run_ends, in_cell=True)
 
-    def _gpu_works(self, on: bool) -> None:
-        """The cell has ended here, and not yet on the GPU; not `on`: there, too."""
-        self._awaits_gpu = on
-        self._main_thread.awaits_gpu(on)
-
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
@@ -129,7 +123,7 @@ class CellRunner:
         """
         data_workers.end(frames_of_stack(frame))
         stop = self.shell.debugger.stopped
-        anywhere = self._awaits_gpu or (stop is not None and bool(stop.over))
+        anywhere = self._main_thread.gpu_works or (stop is not None and bool(stop.over))
         while frame is not None:
             if anywhere or frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -135,7 +136,7 @@ class Answers:
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
             network=Network(
-                host=init.host or own.host(),
+                host=init.host or socket.gethostname(),
                 loopback=init.network or own.network(),
                 # Without the store, if this rank hosts it.
                 listens=tuple(each for each in listens if not each.endswith(f":{store[1]}")),

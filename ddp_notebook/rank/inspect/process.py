@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import socket
 import threading
 import time
 from pathlib import Path
@@ -33,11 +32,6 @@ def network() -> str:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{booted} {os.readlink('/proc/thread-self/ns/net')}"  # noqa: PTH115
     return ""
-
-
-def host() -> str:
-    """The host name, as this process sees it."""
-    return socket.gethostname()
 
 
 def is_runnable() -> bool:

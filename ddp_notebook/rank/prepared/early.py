@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,14 @@ class Prepared:
                     _name(torchs, places)
                 # The user waits in `init_process_group` meanwhile. Whatever fails here, the
                 # call goes on below with the user's own arguments.
-                with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
-                    self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
+                collects = gc.isenabled()
+                gc.disable()  # with all of torch's objects a collection takes 0.1 s
+                try:
+                    with contextlib.suppress(Exception):  # the job goes on without us
+                        self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
+                finally:
+                    if collects:
+                        gc.enable()
             call = distributed_c10d.init_process_group
             (torchs if call is init_process_group else call)(*args, **options)
 
@@ -140,18 +146,6 @@ class Prepared:
         doing = f"{path[-1]['file']}:{path[-1]['line']}" if path else "Python's own code"
         report = {"rank": self._rank, "activity": "busy", "doing": doing, "path": path, "run": 1}
         return {"answer": report}
-
-
-@contextlib.contextmanager
-def _no_collecting() -> Iterator[None]:
-    """A context without garbage collection, which takes 0.1 s with all of torch's objects."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def about(rank: int, world_size: int | None, launcher: int = 0) -> About:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import re
+import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -119,7 +120,7 @@ class InitCalls(Component):
         calls.arguments = arguments
         calls.inside = True
         calls.called_ns = time.monotonic_ns()
-        calls.host, calls.network = process.host(), process.network()
+        calls.host, calls.network = socket.gethostname(), process.network()
         self._sockets.call_begins()
 
     def leave(self) -> None:

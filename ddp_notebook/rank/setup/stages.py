@@ -170,9 +170,8 @@ class BringUp:
         """The variables torch reads can work; the device and the backend exist."""
         plan = self.plan
         self._settings.apply(plan)
-        backend = settings.backend(plan)
-        self._read_arguments(backend)
-        if "nccl" in backend and not dist.is_nccl_available():
+        self._read_arguments()
+        if "nccl" in self._arguments.backend and not dist.is_nccl_available():
             raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
         torch.set_num_threads(plan.threads)
         if plan.device.startswith("cuda"):
@@ -185,15 +184,15 @@ class BringUp:
             torch.cuda.set_device(torch.device(plan.device))
         return f"RANK={self._arguments.rank} WORLD_SIZE={self._arguments.world_size}"
 
-    def _read_arguments(self, backend: str) -> None:
-        self._arguments = settings.read(self.plan, backend)
+    def _read_arguments(self) -> None:
+        self._arguments = settings.read(self.plan)
         settings.check(self._arguments, self.plan)
         self._watched.init_calls.enter(self._arguments)
 
     def reach_store(self) -> str:
         """The store answers. Its address is read again: it may have been corrected."""
         plan = self.plan
-        self._read_arguments(self._arguments.backend)
+        self._read_arguments()
         store = self._store_client.open_store(self._arguments, plan)
         store.set_timeout(plan.timeout)
         # The store outlives a setup. What ranks wrote in an earlier one must not count in this.
