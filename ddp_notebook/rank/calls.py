@@ -123,7 +123,13 @@ ADVANCE: Call[Stage, bool] = Call("advance")
 """Go on through this stage; False when one failed (an event says why)."""
 
 
-FREE = Question("free", Nothing, Nothing)
+class Freed(Message, frozen=True):
+    """How many connections of torch's were shut down to unblock a main thread."""
+
+    closed: int
+
+
+FREE = Question("free", Nothing, Freed)
 """End what torch waits for in setup or a collective. Its process group is broken afterwards."""
 
 

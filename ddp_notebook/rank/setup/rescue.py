@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 
 from ddp_notebook.model import OWN_STORE, InitArguments
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.calls import Nothing
+from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
 from ddp_notebook.rank.main_thread import MainThread
@@ -53,7 +53,7 @@ class Rescue(Component):
         """Close the stores that `_stand_in_for_the_store` opened."""
         self._stand_ins.clear()
 
-    def free(self) -> Nothing:
+    def free(self) -> Freed:
         """Shut down torch's connections; where there are none, stand in for what it waits for.
 
         It breaks the process group, and is harmless otherwise if nothing is blocked. Workers of the
@@ -69,7 +69,7 @@ class Rescue(Component):
         opens = calls.arguments.method == OWN_STORE and self._main_thread.waiting_in == "store"
         if not closed and (calls.inside or opens):
             self._stand_in(calls)
-        return Nothing()
+        return Freed(closed)
 
     def _stand_in(self, calls: Calls) -> None:
         """End what `init_process_group`, or a store of the user's own, waits for."""
