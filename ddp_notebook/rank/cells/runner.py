@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 from types import FrameType
-from typing import Any
 
 from ddp_notebook.model import CellStarted
 from ddp_notebook.rank import gpu
@@ -45,7 +44,8 @@ class CellRunner:
         previous = signal.signal(signal.SIGINT, self._interrupt)
         try:
             self._begin(cell)
-            error = _error_of(self.shell.shell.run_cell(cell.source, store_history=True))
+            result = self.shell.shell.run_cell(cell.source, store_history=True)
+            error = result.error_before_exec or result.error_in_exec
             self._ending.stop_at(error)
             if error is None:
                 gpu.await_work(self._main_thread.awaits_gpu)
@@ -91,7 +91,7 @@ class CellRunner:
             result = await shell.run_cell_async(
                 cell.source, store_history=True, transformed_cell=shell.transform_cell(cell.source)
             )
-            error = _error_of(result)
+            error = result.error_before_exec or result.error_in_exec
             self._ending.stop_at(error)
             if error is None:
                 gpu.await_work(self._main_thread.awaits_gpu)
@@ -129,11 +129,3 @@ class CellRunner:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True
-
-
-def _error_of(result: Any) -> BaseException | None:
-    """The error in IPython's result of a cell."""
-    if result.success:
-        return None
-    error: BaseException | None = result.error_before_exec or result.error_in_exec
-    return error
