@@ -18,6 +18,7 @@ from ddp_notebook.rank.debugger.elsewhere import Compiled
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.inspect.answers import Answers
+from ddp_notebook.rank.inspect.frames import main_frame
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -85,5 +86,5 @@ class RankCore(Watched):
             return self.main_thread.doing
         if self.main_thread.paused_at:
             return f"paused at {self.main_thread.paused_at}"
-        doing = self.user_code.describe_main_thread()
+        doing = self.user_code.describe(main_frame())
         return doing or self.user_code.describe_task(self.main_thread.task)

@@ -78,23 +78,23 @@ def forget_rules() -> bool:
     return True
 
 
-def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
+def watch_groups(making: Callable[[NewGroup], Any]) -> None:
     """Have `making` see each process group made, those that this rank is not in too; once.
 
     Its `before()` is called before torch makes it, `after(group)` gives what takes its place,
-    and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
-    False when this torch is different.
+    and `ended()` is called whatever came of it. What fails in them leaves torch's own group,
+    and so does a torch that is different.
     """
     # `init_process_group` and `new_group`, through which subgroups and meshes are made too, look
     # this function up in their module at each call. To replace it there shows each group with its
     # store and its name, which the public functions are not given. What `split_group` makes does
     # not come by here: see `split_off`.
     helper = getattr(distributed_c10d, _HELPER, None)
-    if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
-        return False
-    if hasattr(helper, _WATCHED):
-        return True
+    if helper is None or hasattr(helper, _WATCHED):
+        return
     signature = inspect.signature(helper)
+    if not set(_HELPER_TAKES) <= set(signature.parameters):
+        return
 
     @functools.wraps(helper)
     def watched(*args: Any, **named: Any) -> Any:
@@ -117,7 +117,6 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
 
     setattr(watched, _WATCHED, True)
     setattr(distributed_c10d, _HELPER, watched)
-    return True
 
 
 @contextlib.contextmanager
@@ -195,19 +194,17 @@ def _lend(group: Any, inner: Any, backends: str) -> None:
     group._set_group_desc(inner.group_desc)
 
 
-def send_together(is_ours: Callable[[Any], bool]) -> bool:
+def send_together(is_ours: Callable[[Any], bool]) -> None:
     """Have `batch_isend_irecv` send as one also in a group that `is_ours`, where its backend can.
 
     Torch does so in groups of its own type only. NCCL would otherwise take the sends and
-    receives one by one, and two ranks that each send first would wait for each other. False when
+    receives one by one, and two ranks that each send first would wait for each other. Not where
     this torch has other functions.
     """
     batch: Any = getattr(distributed_c10d, "batch_isend_irecv", None)
     together: Any = getattr(distributed_c10d, "_coalescing_manager", None)
-    if batch is None or together is None:
-        return False
-    if hasattr(batch, _WATCHED):
-        return True
+    if batch is None or together is None or hasattr(batch, _WATCHED):
+        return
 
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
@@ -235,7 +232,6 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
     setattr(batch_isend_irecv, _WATCHED, True)
     for module in (distributed_c10d, dist):
         setattr(module, batch.__name__, batch_isend_irecv)
-    return True
 
 
 def group_backend(group: Any) -> str:
@@ -503,14 +499,14 @@ def in_backward() -> bool:
     return task is not None and task() != -1
 
 
-def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
+def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> None:
     """Have `torch.jit.script` not see forward pre-hooks that `is_ours`: it would compile them.
 
-    False when this torch's `script` is another: it finds names by counting frames.
+    Not where this torch's `script` is another: it finds names by counting frames.
     """
     original = torch.jit.script
     if "_frames_up" not in inspect.signature(original).parameters:
-        return False
+        return
 
     @functools.wraps(original)
     def script(obj: Any, *args: Any, **named: Any) -> Any:
@@ -532,7 +528,6 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
                 hooks[number] = hook
 
     torch.jit.script = script
-    return True
 
 
 def forget_groups() -> None:

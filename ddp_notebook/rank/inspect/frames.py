@@ -193,10 +193,6 @@ class UserCode:
         # Python has not started autograd's own threads.
         return outermost.f_code.co_filename != threading.__file__
 
-    def describe_main_thread(self) -> str:
-        """Return the main thread's present call; empty if it runs none of the user's code."""
-        return self.describe(main_frame())
-
     def describe_task(self, task: asyncio.Task[None] | None) -> str:
         """Where a cell with top-level `await` waits: it is not on the main thread's stack."""
         text = ""

@@ -197,7 +197,9 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
         address, port = raw.get("MASTER_ADDR", ""), number(raw.get("MASTER_PORT"))
         given_rank = given_rank if given_rank is not None else number(raw.get("RANK"))
         given_size = given_size if given_size is not None else number(raw.get("WORLD_SIZE"))
-    method, hosts = parsed.scheme or "env", given_rank == 0 and not uses_agent_store()
+    # torchrun's agent hosts the store where it says so.
+    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    method, hosts = parsed.scheme or "env", given_rank == 0 and not of_agent
     return made(method, given_rank, given_size, address, port, hosts_store=hosts, raw=raw)
 
 
@@ -231,11 +233,6 @@ def _was_here(path: str, rank: int | None) -> bool:
     except OSError:
         return False
     return re.search(rb"default_pg/0//\w+//0/%d(?!\d)" % (rank or 0), data) is not None
-
-
-def uses_agent_store() -> bool:
-    """True if torch assumes that another process hosts the store."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def number(text: str | None) -> int | None:
