@@ -58,7 +58,7 @@ class TensorReader:
         tensor = tensor.detach()
         if tensor.is_complex():
             return self._compared(facts, bytes_of(tensor))
-        flat = _flat(tensor)
+        flat = flattened(tensor)
         if flat is None and _is_held(tensor):
             # Large, and not in one block: some values, at the same indices on each rank.
             step = math.ceil((facts.size / _CHUNK) ** (1 / tensor.dim()))
@@ -182,7 +182,7 @@ def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
 
 def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
     """Return the few values from `begin` to `end`; nothing where they are many, or not real."""
-    flat = _flat(tensor.detach())
+    flat = flattened(tensor.detach())
     if flat is None or flat.is_complex():
         return ()
     if not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
@@ -203,7 +203,7 @@ def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ..
 
     Nothing where the values cannot be read here.
     """
-    flat = _flat(tensor.detach())
+    flat = flattened(tensor.detach())
     if flat is None or not 0 <= begin < end <= flat.numel():
         return (), 0
     step = -(-(end - begin) // 256)
@@ -218,7 +218,7 @@ def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
         return
     if tensor.is_complex() and _is_held(tensor):
         tensor = torch.view_as_real(tensor.resolve_conj())
-    flat = _flat(tensor)
+    flat = flattened(tensor)
     if flat is not None:
         yield from _blocks_of(flat)
 
@@ -235,7 +235,7 @@ def array_bytes(array: Any) -> tuple[Any, ...]:
     return (memoryview(array.tobytes()),)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+def flattened(tensor: torch.Tensor) -> torch.Tensor | None:
     """`tensor` with one dimension; None if its values cannot be read here."""
     if not _is_held(tensor):
         return None

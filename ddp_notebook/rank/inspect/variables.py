@@ -27,7 +27,7 @@ from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.inspect.stacks import LONGEST_NAME, NOT_SHOWN, values_of
-from ddp_notebook.rank.inspect.tensor_values import TensorReader, sample
+from ddp_notebook.rank.inspect.tensor_values import TensorReader, flattened, sample
 from ddp_notebook.rank.inspect.value_digests import Digester
 from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
@@ -180,22 +180,12 @@ def _model(name: str, model: Any) -> Variable:
     kind, inner = safe_repr.class_name(model), attributes.get("_modules", {}).get("module")
     if type(model) is torch.nn.parallel.DistributedDataParallel and inner is not None:
         kind = f"DDP({safe_repr.class_name(inner)})"
-    return Variable(name, f"{kind}, {size}, {mode}", digest=_digest_of_some(parameters))
-
-
-def _digest_of_some(parameters: list[torch.Tensor]) -> str:
-    """The digest of some values of the first parameters: of a large model there is no other.
-
-    Empty where they cannot be read: on a GPU, in parts.
-    """
-    crc = 0
-    for parameter in parameters[:200]:
-        flat = parameter.detach()
-        held = flat.untyped_storage().nbytes() >= flat.numel() * flat.element_size()
-        if flat.device.type != "cpu" or not flat.is_contiguous() or not held:
-            return ""
-        crc = zlib.crc32(repr(sample(flat.view(-1))).encode(), crc)
-    return f"{crc:08x}"
+    # Of some values of the first parameters: of a large model there is no other. Empty where they
+    # cannot be read: on a GPU, in parts.
+    read = [flattened(parameter.detach()) for parameter in parameters[:200]]
+    samples = [sample(values) for values in read if values is not None]
+    digest = f"{zlib.crc32(repr(samples).encode()):08x}" if len(samples) == len(read) else ""
+    return Variable(name, f"{kind}, {size}, {mode}", digest=digest)
 
 
 def _tensors_of(model: Any, *kinds: str) -> list[torch.Tensor]:
