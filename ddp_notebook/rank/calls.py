@@ -124,10 +124,9 @@ ADVANCE: Call[Stage, bool] = Call("advance")
 
 
 class Freed(Message, frozen=True):
-    """How a main thread was unblocked: by shutting down connections, or by opening a store."""
+    """How many connections of torch's were shut down to unblock a main thread."""
 
     closed: int
-    stood_in: bool
 
 
 FREE = Question("free", Nothing, Freed)

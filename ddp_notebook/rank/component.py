@@ -38,7 +38,6 @@ class Lifecycle:
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = tuple(components)
-        self._reversed = self._components[::-1]
 
     def attach(self) -> None:
         """See `Component.attach`."""
@@ -58,7 +57,7 @@ class Lifecycle:
     def run_ends(self) -> None:
         """See `Component.run_ends`. Calls all of them; raises what the last that failed raised."""
         failed: Exception | None = None
-        for component in self._reversed:
+        for component in reversed(self._components):
             try:
                 component.run_ends()
             except Exception as error:  # noqa: BLE001  # the user's code replaced what it needs

@@ -18,6 +18,7 @@ from ddp_notebook.rank.debugger.elsewhere import Compiled
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.inspect.answers import Answers
+from ddp_notebook.rank.inspect.frames import main_frame
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -53,14 +54,25 @@ class RankCore(Watched):
         debugger.breakpoints.elsewhere = self.compiled.not_stopped
         debugger.watch_values = NotFinite(debugger.occurred).watch
         debugger.armed.tell = self.observer.limits.lift
-        variables = self.answers.variables
-        self.expressions = Expressions(process.rank, debugger, variables, self.names)
+        expressions = Expressions(process.rank, debugger, self.answers.variables, self.names)
         self.rescue = Rescue(self.main_thread, self.init_calls, self.sockets, self.resolver)
-        self.step_timer = StepTimer(self.marks, self.tracker, self.observer, process.rank)
-        self.held = Held(self.names)
+        step_timer = StepTimer(self.marks, self.tracker, self.observer, process.rank)
+        held = Held(self.names)
         self.handlers = self.answers.to(Handlers())
         self.questions = ControlSocket(process.questions, self.handlers.answer)
-        self._answer_questions()
+        on = self.handlers.on_question
+        on(calls.FREE, lambda _: self.rescue.free())
+        on(calls.STEP_TIMES, lambda _: step_timer.times())
+        on(calls.HELD, lambda _: held.parameters())
+        on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
+        on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
+        on(calls.EVALUATE, expressions.evaluate)
+        on(calls.CHECKSUMS, expressions.checksums)
+        on(calls.STANDING, expressions.standing)
+        on(calls.MOVE, debugger.move)
+        on(calls.SET_BREAKPOINTS, debugger.set_breakpoints)
+        on(calls.ARM, lambda _: debugger.arm())
+        on(calls.BREAKPOINTS, lambda _: debugger.bounds())
 
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
         """All components in their order, with `more`; questions come when all are attached."""
@@ -74,21 +86,5 @@ class RankCore(Watched):
             return self.main_thread.doing
         if self.main_thread.paused_at:
             return f"paused at {self.main_thread.paused_at}"
-        doing = self.user_code.describe_main_thread()
+        doing = self.user_code.describe(main_frame())
         return doing or self.user_code.describe_task(self.main_thread.task)
-
-    def _answer_questions(self) -> None:
-        on = self.handlers.on_question
-        on(calls.FREE, lambda _: self.rescue.free())
-        on(calls.STEP_TIMES, lambda _: self.step_timer.times())
-        on(calls.HELD, lambda _: self.held.parameters())
-        on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
-        on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
-        expressions, debugger = self.expressions, self.debugger
-        on(calls.EVALUATE, expressions.evaluate)
-        on(calls.CHECKSUMS, expressions.checksums)
-        on(calls.STANDING, expressions.standing)
-        on(calls.MOVE, debugger.move)
-        on(calls.SET_BREAKPOINTS, debugger.set_breakpoints)
-        on(calls.ARM, lambda _: debugger.arm())
-        on(calls.BREAKPOINTS, lambda _: debugger.bounds())

@@ -21,18 +21,17 @@ INPUTS = 100
 """Sources of cells that a rank keeps, of cells that define nothing: the notebook has them all."""
 
 
-def list_no_modules() -> bool:
-    """Have the kernel that is made here not list the files of all modules; False if it does not.
+def list_no_modules() -> None:
+    """Have the kernel that is made here not list the files of all modules.
 
     ipykernel does, for a debugger that is never attached to a rank; reading them copies 15 MB of
     pages that a rank shares with the others. It reads nothing else of `sys` that changes.
     """
     if getattr(ipkernel, "sys", None) is not sys:
-        return False
+        return
     few = ModuleType("sys")
     vars(few).update(vars(sys), modules={})
     ipkernel.sys = few
-    return True
 
 
 def configure_one_logger() -> bool:
@@ -59,31 +58,30 @@ def configure_one_logger() -> bool:
     return True
 
 
-def keep_no_tracebacks(shell: Any) -> bool:
-    """Have `shell` not keep a formatted traceback of each error; False if it does not anyway.
+def keep_no_tracebacks(shell: Any) -> None:
+    """Have `shell` not keep a formatted traceback of each error.
 
     IPython keeps them for `%notebook`, which has no use on a rank, and formats each traceback
     a second time for it: most of the time that an interrupted cell takes to end.
     """
     if not hasattr(shell, "_format_exception_for_storage"):
-        return False
+        return
 
     def nothing(exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
         name, text = type(exception).__name__, str(exception)
         return {"ename": name, "evalue": text, "traceback": []}
 
     shell._format_exception_for_storage = nothing
-    return True
 
 
-def do_not_say_how_to_exit() -> bool:
-    """Have IPython not warn after `exit()` that Ctrl-D exits; False if it does not, or otherwise.
+def do_not_say_how_to_exit() -> None:
+    """Have IPython not warn after `exit()` that Ctrl-D exits.
 
     A filter of warnings hides it only until the user's own filters.
     """
     warn = getattr(interactiveshell, "warn", None)
     if warn is not warnings.warn:
-        return False
+        return
 
     def warn_of_others(
         message: Any, category: type[Warning] | None = None, stacklevel: int = 1, **more: Any
@@ -92,7 +90,6 @@ def do_not_say_how_to_exit() -> bool:
             warnings.warn(message, category, stacklevel + 1, **more)
 
     interactiveshell.warn = warn_of_others
-    return True
 
 
 def have_no_prompt() -> None:
@@ -104,33 +101,31 @@ def have_no_prompt() -> None:
         vars(sys).pop(name, None)
 
 
-def check_commands(check: Callable[[str], None]) -> bool:
-    """Have `check` called with each ``!command``, its variables expanded; False if it cannot be.
+def check_commands(check: Callable[[str], None]) -> None:
+    """Have `check` called with each ``!command``, its variables expanded.
 
     It may raise. To go around the shell's own method would take away the frame in which that looks
     for the variables.
     """
     runs = getattr(zmqshell, "system", None)
     if runs is None:
-        return False
+        return
 
     def system(command: str) -> Any:
         check(command)
         return runs(command)
 
     zmqshell.system = system
-    return True
 
 
-def keep_no_output(shell: Any) -> bool:
-    """Have `shell` not keep what cells print, which it does without bound; False if it does not.
+def keep_no_output(shell: Any) -> None:
+    """Have `shell` not keep what cells print, which it does without bound.
 
     That is for `%notebook`, too.
     """
     if not hasattr(shell, "_tee"):
-        return False
+        return
     shell._tee = lambda channel: nullcontext()
-    return True
 
 
 def forget_inputs(shell: Any) -> None:
@@ -146,8 +141,8 @@ def forget_inputs(shell: Any) -> None:
         shell.user_ns_hidden.pop(name, None)
 
 
-def complete_inside(kind: type) -> bool:
-    """Have Tab look into attributes of `kind` (`model.layer1.`); False if it cannot.
+def complete_inside(kind: type) -> None:
+    """Have Tab look into attributes of `kind` (`model.layer1.`).
 
     IPython does not touch what has a `__getattr__` of its own, which may run anything. That of
     `kind` is known to do nothing but look. Properties stay untouched.
@@ -156,8 +151,7 @@ def complete_inside(kind: type) -> bool:
     limited = policies.get("limited") if isinstance(policies, dict) else None
     allowed = getattr(limited, "allowed_getattr", None)
     if not isinstance(allowed, set):
-        return False
+        return
     allowed.add(kind)
     for name in ("_getattr_methods", "_getattribute_methods"):  # made of the set, once
         limited.__dict__.pop(name, None)
-    return True

@@ -50,18 +50,18 @@ def sleep_in_waits() -> None:
     the ranks that compute. Measured on an H200: a thread in ``.item()`` is runnable at every look
     without this, and asleep at every look with it.
     """
-    torch_private.when_cuda_begins(_sleep_in_waits)
 
+    def set_flags() -> None:
+        # By the driver's interface, for each GPU that is visible: CUDA's other one sets it for the
+        # current GPU only, and makes a context there, which takes 500 MB.
+        with contextlib.suppress(OSError, AttributeError):
+            driver = ctypes.CDLL("libcuda.so.1")
+            for number in range(torch.cuda.device_count()):
+                device = ctypes.c_int()
+                if driver.cuDeviceGet(ctypes.byref(device), number) == 0:
+                    driver.cuDevicePrimaryCtxSetFlags_v2(device, _BLOCKING_SYNC)
 
-def _sleep_in_waits() -> None:
-    # By the driver's interface, for each GPU that is visible: CUDA's other one sets it for the
-    # current GPU only, and makes a context there, which takes 500 MB.
-    with contextlib.suppress(OSError, AttributeError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        for number in range(torch.cuda.device_count()):
-            device = ctypes.c_int()
-            if driver.cuDeviceGet(ctypes.byref(device), number) == 0:
-                driver.cuDevicePrimaryCtxSetFlags_v2(device, _BLOCKING_SYNC)
+    torch_private.when_cuda_begins(set_flags)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -110,18 +110,13 @@ def may_wait_in(frame: FrameType) -> bool:
     """
     if str(frame.f_globals.get("__name__", "")).startswith("torch."):
         return True
-    instruction = _instruction(frame)
+    at, instructions = frame.f_lasti, dis.get_instructions(frame.f_code)
+    instruction = next((each for each in instructions if each.offset == at), None)
     if instruction is None:
         return False
     if instruction.opname.startswith(_TESTING):
         return True
     return instruction.opname.startswith("CALL") and _called(frame, instruction) in _READING
-
-
-def _instruction(frame: FrameType) -> dis.Instruction | None:
-    """Return the instruction that a frame is in."""
-    found = (each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti)
-    return next(found, None)
 
 
 def _called(frame: FrameType, instruction: dis.Instruction) -> str:

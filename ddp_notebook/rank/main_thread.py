@@ -57,6 +57,11 @@ class MainThread(Component):
         self.abort = threading.Event()
         """Set to end waiting loops of ours."""
 
+    def end_if_aborted(self) -> None:
+        """Raise Aborted where what runs here was aborted."""
+        if self.abort.is_set():
+            raise Aborted("aborted (%ddp_abort)")
+
     def awaits_gpu(self, on: bool) -> None:
         """What ran has ended in Python, and its GPU has work left; not `on`: none any more.
 

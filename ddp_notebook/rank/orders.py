@@ -11,7 +11,6 @@ import contextvars
 import json
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ddp_notebook.rank.component import Component
@@ -35,23 +34,24 @@ class Orders(Component):
         """Read orders from `connection`, until the session closes it. From any thread."""
         # The control socket's thread gives it away here, and does not touch it again.
         connection.setblocking(False)
-        read = partial(self._read, connection, bytearray())
+        received = bytearray()
+
+        def read() -> None:
+            try:
+                piece = connection.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                piece = b""
+            if not piece:
+                self._loop.remove_reader(connection)
+                connection.close()
+                return
+            received.extend(piece)
+            # Each is taken out first: a loop that a cell runs in this one may come by here.
+            while message := first_message(received):
+                order = json.loads(message)
+                self._carry_out(order["order"], order["request"])
+
         add = self._loop.add_reader
         self._loop.call_soon_threadsafe(add, connection, read, context=self._context)
-
-    def _read(self, connection: socket.socket, received: bytearray) -> None:
-        try:
-            piece = connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            piece = b""
-        if not piece:
-            self._loop.remove_reader(connection)
-            connection.close()
-            return
-        received += piece
-        # Each is taken out first: a loop that a cell runs in this one may come by here.
-        while message := first_message(received):
-            order = json.loads(message)
-            self._carry_out(order["order"], order["request"])

@@ -29,9 +29,8 @@ from ddp_notebook.rank.cells.terminal import Terminal
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.orders import Orders
-from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.pasted import PastedProgram
-from ddp_notebook.rank.setup.stages import Parts, SetUp
+from ddp_notebook.rank.setup.stages import SetUp
 from ddp_notebook.rank.training.ddp_stage import DDPConstruction
 
 
@@ -47,9 +46,9 @@ class RankRuntime:
         names = GlobalNames(lambda: shell.user_ns, getattr(shell, "user_ns_hidden", {}))
         self.core = core = RankCore(process, names, self._show)
         user_code = core.user_code
-        self.ddp_construction = DDPConstruction(events)
-        self.bench = CollectivesBench(events, core.observer)
-        self.steps_bench = StepsBench(events, core.observer, core.hooks)
+        construction = DDPConstruction(events)
+        bench = CollectivesBench(events, core.observer)
+        steps_bench = StepsBench(events, core.observer, core.hooks)
         self.shell = RankShell(shell, forwarder, user_code, core.debugger)
         self.names = Names(shell)
         orders = Orders(core.handlers.carry_out)
@@ -70,26 +69,42 @@ class RankRuntime:
         self.runner = CellRunner(
             self.life, self.shell, events, core.main_thread, ending, core.observer
         )
-        store_client = StoreClient(core.main_thread, core.resolver)
-        parts = Parts(core.main_thread, core.init_calls, store_client, core.sockets, core.subgroups)
-        self.set_up = SetUp(self.life, events, parts, self._verified)
-        self._answer_calls()
+        self.set_up = SetUp(self.life, events, core, self._verified)
         core.handlers.on_order(calls.RUN_CELL, self.runner.run)
         core.handlers.on_order(calls.START_CELL, self.runner.start)
+        on = core.handlers.on_call
+        on(calls.BRING_UP, self.set_up.bring_up)
+        on(calls.PREPARE, self.set_up.prepare)
+        on(calls.ADVANCE, self.set_up.advance)
+        on(calls.GET_VALUE, lambda of: values.get(of, shell.user_ns))
+        on(calls.COMPLETE, self.names.complete)
+        on(calls.INSPECT, self.names.inspect)
+        on(calls.DESCRIBE, construction.describe)
+        on(calls.COMPARE, construction.compare)
+        on(calls.VERIFY, construction.verify)
+        on(calls.BROADCAST, construction.broadcast)
+        on(calls.PLAN_BUCKETS, construction.plan_buckets)
+        on(calls.CONSTRUCT, construction.construct)
+        on(calls.ASSIGN, construction.assign)
+        on(calls.REDUCTION, construction.reduction)
+        on(calls.BENCH_FACTS, bench.facts)
+        on(calls.BENCH, bench.run)
+        on(calls.PREPARE_STEPS, steps_bench.prepare)
+        on(calls.MEASURE_STEPS, steps_bench.measure)
+        on(calls.FORGET_STEPS, steps_bench.forget)
 
     def attach(self) -> None:
         """Put everything where it belongs in IPython, torch and the event sender. Once."""
         self.life.attach()
-        # After everything is attached: from now on the sender's thread calls both.
-        self.events.collect = self.forwarder.collect
-        self.events.pulse = self._pulse
-        end_by_sigterm()  # by the engine's own handler it would end later, "with code 1"
 
-    def _pulse(self) -> dict[str, Any]:
-        """The fields of a sign of life."""
-        cell = self.forwarder.cell
-        doing = self.core.doing(in_run=cell != 0)
-        return {"doing": doing, "cell": cell, "withheld_bytes": self.forwarder.withheld_bytes}
+        def pulse() -> dict[str, Any]:
+            cell = self.forwarder.cell
+            doing = self.core.doing(in_run=cell != 0)
+            return {"doing": doing, "cell": cell, "withheld_bytes": self.forwarder.withheld_bytes}
+
+        # After everything is attached: from now on the sender's thread calls both.
+        self.events.collect, self.events.pulse = self.forwarder.collect, pulse
+        end_by_sigterm()  # by the engine's own handler it would end later, "with code 1"
 
     def is_of_user(self, error: BaseException) -> bool:
         """Return True when a line of the user's code raised it, or called what did."""
@@ -107,29 +122,6 @@ class RankRuntime:
         """A setup has passed all stages: DDP objects that are left go on with the new group."""
         self.core.hooks.reattach()
         self.shell.publish(names)
-
-    def _answer_calls(self) -> None:
-        on = self.core.handlers.on_call
-        on(calls.BRING_UP, self.set_up.bring_up)
-        on(calls.PREPARE, self.set_up.prepare)
-        on(calls.ADVANCE, self.set_up.advance)
-        on(calls.GET_VALUE, lambda of: values.get(of, self.shell.shell.user_ns))
-        on(calls.COMPLETE, self.names.complete)
-        on(calls.INSPECT, self.names.inspect)
-        construction = self.ddp_construction
-        on(calls.DESCRIBE, construction.describe)
-        on(calls.COMPARE, construction.compare)
-        on(calls.VERIFY, construction.verify)
-        on(calls.BROADCAST, construction.broadcast)
-        on(calls.PLAN_BUCKETS, construction.plan_buckets)
-        on(calls.CONSTRUCT, construction.construct)
-        on(calls.ASSIGN, construction.assign)
-        on(calls.REDUCTION, construction.reduction)
-        on(calls.BENCH_FACTS, self.bench.facts)
-        on(calls.BENCH, self.bench.run)
-        on(calls.PREPARE_STEPS, self.steps_bench.prepare)
-        on(calls.MEASURE_STEPS, self.steps_bench.measure)
-        on(calls.FORGET_STEPS, self.steps_bench.forget)
 
 
 _runtime: RankRuntime | None = None

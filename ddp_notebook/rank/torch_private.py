@@ -78,23 +78,23 @@ def forget_rules() -> bool:
     return True
 
 
-def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
+def watch_groups(making: Callable[[NewGroup], Any]) -> None:
     """Have `making` see each process group made, those that this rank is not in too; once.
 
     Its `before()` is called before torch makes it, `after(group)` gives what takes its place,
-    and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
-    False when this torch is different.
+    and `ended()` is called whatever came of it. What fails in them leaves torch's own group,
+    and so does a torch that is different.
     """
     # `init_process_group` and `new_group`, through which subgroups and meshes are made too, look
     # this function up in their module at each call. To replace it there shows each group with its
-    # store and its name, which the public functions are not given. What `split_group` makes stays
-    # unobserved: torch 2.13 makes it in C++.
+    # store and its name, which the public functions are not given. What `split_group` makes does
+    # not come by here: see `split_off`.
     helper = getattr(distributed_c10d, _HELPER, None)
-    if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
-        return False
-    if hasattr(helper, _WATCHED):
-        return True
+    if helper is None or hasattr(helper, _WATCHED):
+        return
     signature = inspect.signature(helper)
+    if not set(_HELPER_TAKES) <= set(signature.parameters):
+        return
 
     @functools.wraps(helper)
     def watched(*args: Any, **named: Any) -> Any:
@@ -117,7 +117,6 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
 
     setattr(watched, _WATCHED, True)
     setattr(distributed_c10d, _HELPER, watched)
-    return True
 
 
 @contextlib.contextmanager
@@ -138,29 +137,35 @@ def groups_counted_from(number: int) -> Iterator[None]:
         world.group_count = before
 
 
-def take_place(group: Any, inner: Any) -> None:
+def split_off(parent: Any, inner: Any, members: Sequence[int], timeout: Any) -> NewGroup:
+    """Return with what the group `parent` has made `inner`, of some of its members."""
+    world: Any = distributed_c10d._world
+    called = inner.group_desc
+    return NewGroup(
+        inner.get_group_store(),
+        inner.group_name,
+        inner.rank(),
+        inner.size(),
+        members,
+        world.pg_backend_config[parent],
+        timeout or distributed_c10d.default_pg_timeout,
+        None if ":split:" in called else called,  # torch's own words
+    )
+
+
+def take_place(group: Any, inner: Any, parent: Any = None) -> None:
     """Put `group` where torch has just put `inner`: in its maps, and by its name.
 
-    Raises AttributeError or RuntimeError when this torch has no such maps; then nothing of
-    `inner` has changed.
+    Where `inner` was split off the group `parent`, torch has put it nowhere yet. Raises
+    AttributeError or RuntimeError when this torch has no such maps; then nothing of `inner` has
+    changed.
     """
     world: Any = distributed_c10d._world
     # Whatever another torch may lack is asked for before the first change: an error then leaves
     # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
-    kinds = dist.ProcessGroup.BackendType.__members__
-    for entry in world.pg_backend_config[inner].split(","):
-        device, _, name = entry.partition(":")
-        kind = kinds.get(name.upper(), kinds["CUSTOM"])
-        group._register_backend(
-            torch.device(device), kind, inner._get_backend(torch.device(device))
-        )
-        group._set_default_backend(kind)
-    if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
-        group.bound_device_id = inner.bound_device_id
-    group._set_group_name(inner.group_name)
-    group._set_group_desc(inner.group_desc)
+    _lend(group, inner, world.pg_backend_config[inner if parent is None else parent])
     for each in maps:
         if inner in each:
             each[group] = each.pop(inner)
@@ -169,24 +174,37 @@ def take_place(group: Any, inner: Any) -> None:
     # Functional collectives find a group by its name.
     unregister = getattr(distributed_c10d, "_unregister_process_group", None)
     register = getattr(distributed_c10d, "_register_process_group", None)
-    if register is not None and unregister is not None:
+    if parent is None and register is not None and unregister is not None:
         unregister(inner.group_name)
         register(inner.group_name, group)
 
 
-def send_together(is_ours: Callable[[Any], bool]) -> bool:
+def _lend(group: Any, inner: Any, backends: str) -> None:
+    """Give `group` the name of `inner` and its `backends`, which torch has written by device."""
+    kinds = dist.ProcessGroup.BackendType.__members__
+    for entry in backends.split(","):
+        name_of_device, _, name = entry.partition(":")
+        device, kind = torch.device(name_of_device), kinds.get(name.upper(), kinds["CUSTOM"])
+        if device in inner._device_types:
+            group._register_backend(device, kind, inner._get_backend(device))
+            group._set_default_backend(kind)
+    if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
+        group.bound_device_id = inner.bound_device_id
+    group._set_group_name(inner.group_name)
+    group._set_group_desc(inner.group_desc)
+
+
+def send_together(is_ours: Callable[[Any], bool]) -> None:
     """Have `batch_isend_irecv` send as one also in a group that `is_ours`, where its backend can.
 
     Torch does so in groups of its own type only. NCCL would otherwise take the sends and
-    receives one by one, and two ranks that each send first would wait for each other. False when
+    receives one by one, and two ranks that each send first would wait for each other. Not where
     this torch has other functions.
     """
     batch: Any = getattr(distributed_c10d, "batch_isend_irecv", None)
     together: Any = getattr(distributed_c10d, "_coalescing_manager", None)
-    if batch is None or together is None:
-        return False
-    if hasattr(batch, _WATCHED):
-        return True
+    if batch is None or together is None or hasattr(batch, _WATCHED):
+        return
 
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
@@ -214,7 +232,6 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
     setattr(batch_isend_irecv, _WATCHED, True)
     for module in (distributed_c10d, dist):
         setattr(module, batch.__name__, batch_isend_irecv)
-    return True
 
 
 def group_backend(group: Any) -> str:
@@ -365,26 +382,23 @@ def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | 
     for frame in frames:
         if awaited and frame.f_code.co_name != _AWAITS_BATCH:
             continue
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            found = frame.f_locals.get("self")
-            if hasattr(found, "_workers"):
-                with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
-                    return _loading(found)
+        is_loaders = frame.f_globals.get("__name__") == "torch.utils.data.dataloader"
+        iterator: Any = frame.f_locals.get("self") if is_loaders else None
+        if not hasattr(iterator, "_workers"):
+            continue
+        with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
+            pids = [int(process.pid or 0) for process in iterator._workers]
+            number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
+            # A task has the number of its worker, and its data once they are there.
+            owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
+            due = tasks.get(number, ())
+            return Loading(
+                (id(iterator), number),
+                tuple(sorted(owing)),
+                pids[due[0]] if len(due) == 1 else 0,
+                tuple(pids),
+            )
     return None
-
-
-def _loading(iterator: Any) -> Loading:
-    pids = [int(process.pid or 0) for process in iterator._workers]
-    number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
-    # A task has the number of its worker, and its data once they are there.
-    owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
-    due = tasks.get(number, ())
-    return Loading(
-        (id(iterator), number),
-        tuple(sorted(owing)),
-        pids[due[0]] if len(due) == 1 else 0,
-        tuple(pids),
-    )
 
 
 def loader_iterator() -> Any:
@@ -446,8 +460,8 @@ def is_capturing() -> bool:
     return capturing is not None and uses_cuda() and bool(capturing())
 
 
-def abort_nccl() -> int:
-    """End every NCCL communicator of this process, with what hangs in it; return how many.
+def abort_nccl() -> None:
+    """End every NCCL communicator of this process, with what hangs in it.
 
     From any thread, and meant for another one than the one that hangs: a wait for the GPU then
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
@@ -463,7 +477,6 @@ def abort_nccl() -> int:
             backend.abort()
     if together:
         backends[0]._group_end()
-    return len(backends)
 
 
 def _nccl_backends() -> list[Any]:
@@ -486,14 +499,14 @@ def in_backward() -> bool:
     return task is not None and task() != -1
 
 
-def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
+def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> None:
     """Have `torch.jit.script` not see forward pre-hooks that `is_ours`: it would compile them.
 
-    False when this torch's `script` is another: it finds names by counting frames.
+    Not where this torch's `script` is another: it finds names by counting frames.
     """
     original = torch.jit.script
     if "_frames_up" not in inspect.signature(original).parameters:
-        return False
+        return
 
     @functools.wraps(original)
     def script(obj: Any, *args: Any, **named: Any) -> Any:
@@ -503,7 +516,11 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
             args = (args[0], args[1] + 1, *args[2:])
         else:
             named["_frames_up"] = named.get("_frames_up", 0) + 1
-        taken = _take_hooks(obj, is_ours)
+        parts = obj.modules() if isinstance(obj, torch.nn.Module) else ()
+        all_hooks = [part._forward_pre_hooks for part in parts]
+        taken = [(of, n, hook) for of in all_hooks for n, hook in of.items() if is_ours(hook)]
+        for hooks, number, _ in taken:
+            del hooks[number]
         try:
             return original(obj, *args, **named)
         finally:
@@ -511,17 +528,6 @@ def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
                 hooks[number] = hook
 
     torch.jit.script = script
-    return True
-
-
-def _take_hooks(module: Any, is_ours: Callable[[Any], bool]) -> list[tuple[Any, int, Any]]:
-    taken = []
-    for part in module.modules() if isinstance(module, torch.nn.Module) else ():
-        hooks = part._forward_pre_hooks
-        for number, hook in list(hooks.items()):
-            if is_ours(hook):
-                taken.append((hooks, number, hooks.pop(number)))
-    return taken
 
 
 def forget_groups() -> None:
@@ -539,15 +545,7 @@ def forget_groups() -> None:
     world: Any = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
-    for name in (
-        "pg_map",
-        "pg_names",
-        "pg_group_ranks",
-        "pg_backend_config",
-        "pg_to_tag",
-        "tags_to_pg",
-        "pg_coalesce_state",
-    ):
+    for name in (*_BY_GROUP, "tags_to_pg", "pg_coalesce_state"):
         members = getattr(world, name, None)
         if members is not None:
             members.clear()
@@ -591,22 +589,23 @@ def hook_names(wrapped: Any) -> list[str]:
 
 def hooks_that_may_part(wrapped: Any) -> list[str]:
     """Return those for which it is not certain that all ranks get the same gradients."""
-    hooks = getattr(wrapped, "_comm_hooks", ())
-    size = wrapped.process_group.size()
-    return [_name(hook) for hook, state in hooks if not _reduces(hook, state, size)]
+    parting = []
+    for hook, state in getattr(wrapped, "_comm_hooks", ()):
+        folder, _, module = str(getattr(hook, "__module__", "")).rpartition(".")
+        is_torchs = folder == _HOOKS and _name(hook) in _REDUCING.get(module, ())
+        # It reduces among the ranks of its own group, which should be all of the DDP object's.
+        group = getattr(state, "process_group", state)
+        if isinstance(group, dist.ProcessGroup):
+            is_whole = group.size() == wrapped.process_group.size()
+        else:
+            is_whole = group is None
+        if not (is_torchs and is_whole):
+            parting.append(_name(hook))
+    return parting
 
 
 def _name(hook: Any) -> str:
     return str(getattr(hook, "__name__", type(hook).__name__))
-
-
-def _reduces(hook: Any, state: Any, size: int) -> bool:
-    """True of a hook of torch's own that reduces among all `size` ranks of the DDP object."""
-    folder, _, module = str(getattr(hook, "__module__", "")).rpartition(".")
-    if folder != _HOOKS or _name(hook) not in _REDUCING.get(module, ()):
-        return False
-    group = getattr(state, "process_group", state)
-    return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)
 
 
 # -- the protocol of TCPStore --------------------------------------------------------------

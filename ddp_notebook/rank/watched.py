@@ -7,8 +7,7 @@ whatever only an answer needs (`inspect/answers.py`) is left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.cells.warning_places import WarningPlaces
@@ -37,11 +36,6 @@ from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Tracker
 
 
-def of_main() -> Mapping[str, Any]:
-    """The global variables of a program: those of its `__main__`, which can change."""
-    return vars(sys.modules.get("__main__", sys))
-
-
 def shown_by_python(_: str) -> bool:
     """Python itself shows the error that ends a thread."""
     return False
@@ -50,8 +44,8 @@ def shown_by_python(_: str) -> bool:
 class Watched:
     """This process as a rank, as far as it is watched while it goes on.
 
-    `names` are the user's global variables. `show` shows why a thread of the user's ended, unless
-    it returns False: then Python does.
+    `names` are the user's global variables, by default those of `__main__`. `show` shows why a
+    thread of the user's ended, unless it returns False: then Python does.
     """
 
     def __init__(
@@ -61,7 +55,7 @@ class Watched:
         show: Callable[[str], bool] = shown_by_python,
     ) -> None:
         self.process = process
-        self.names = names = names or GlobalNames(of_main)
+        self.names = names = names or GlobalNames(lambda: vars(sys.modules.get("__main__", sys)))
         self.main_thread = main_thread = MainThread()
         self.user_code = user_code = UserCode()
         self.call_sites = call_sites = CallSites(user_code)

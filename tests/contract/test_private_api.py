@@ -55,6 +55,50 @@ def test_torch_still_has_what_forgetting_groups_needs(tmp_path: Path) -> None:
     run_with_torch(FORGET, tmp_path)
 
 
+SPLIT = """
+import tempfile
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from ddp_notebook.model import collective_log
+from ddp_notebook.rank.collectives.observer import ObservedGroup
+from ddp_notebook.rank.component import Lifecycle, Run
+from ddp_notebook.rank.rank_process import Events, RankProcess
+from ddp_notebook.rank.watched import Watched
+
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    life = Lifecycle(Watched(RankProcess(0, Events(), folder, folder / "ask")).components())
+    life.attach()
+    life.run_begins(Run(1))
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    world = dist.group.WORLD
+    # torch splits groups of accelerators alone.
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda: torch.device("cpu")
+    world.bound_device_id = torch.device("cpu", 0)
+    backend = world._get_backend(torch.device("cpu"))
+    if not getattr(backend, "supports_splitting", False):
+        raise SystemExit  # as gloo in an older torch
+    options = backend.options
+    half = dist.split_group(split_ranks=[[0]], group_desc="half", pg_options=options)
+    inner = dist.split_group(half, split_ranks=[[0]], pg_options=options)
+    for group in (half, inner):
+        assert isinstance(group, ObservedGroup)
+        dist.all_reduce(torch.ones(2), group=group)
+    log = collective_log.read((folder / "ring-0").read_bytes(), 0)
+    assert [record.called for record in log.records] == ["half", ""]
+    assert [record.group for record in log.records] == [half.group_name, inner.group_name]
+    assert log.groups[half.group_name] == (0,)
+    dist.destroy_process_group()
+"""
+
+
+def test_a_group_that_was_split_off_another_is_observed(tmp_path: Path) -> None:
+    """It ended the process: torch looked for the store of a group that has none of its own."""
+    run_with_torch(SPLIT, tmp_path)
+
+
 RULES = """
 import torch._dynamo
 from ddp_notebook.rank import torch_private

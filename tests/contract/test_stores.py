@@ -14,7 +14,7 @@ from support import eventually, stuck
 from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.errors import CellFailed, Stuck
 from ddp_notebook.model import Category, Event, StoreFailed
-from ddp_notebook.rank.setup import store_process
+from ddp_notebook.rank.setup import listening, store_process
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -133,7 +133,7 @@ def test_what_torchs_store_raises_is_told_by_its_process(
     def refuses(*_: Any, **__: Any) -> None:
         raise NotImplementedError("no listening socket, please")
 
-    monkeypatch.setattr(store_process, "TCPStore", refuses)
+    monkeypatch.setattr(listening, "TCPStore", refuses)
     heard: list[Event] = []
     receiver = EventReceiver(tmp_path, heard.extend)
     try:

@@ -183,6 +183,33 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
         thread.join()
 
 
+def test_two_threads_that_add_texts_at_once_get_a_number_and_a_place_each(tmp_path: Path) -> None:
+    from ddp_notebook.rank.collectives.log_writer import LogWriter
+
+    writer = LogWriter(tmp_path / "ring")
+    mapped, writes, is_over = writer._map, threading.Event(), threading.Event()
+
+    class Slow:
+        """Holds the first thread up, where it has chosen its place, until the second is through."""
+
+        def __setitem__(self, place: slice, line: bytes) -> None:
+            if not writes.is_set():
+                writes.set()
+                is_over.wait(0.3)  # or until it is clear that the second waits for the first
+            mapped[place] = line
+
+    writer._map = Slow()  # type: ignore[assignment]
+    numbers: dict[str, int] = {}
+    first = threading.Thread(target=lambda: numbers.update(first=writer.text("first", "first")))
+    first.start()
+    assert writes.wait(5)
+    numbers["second"] = writer.text("second", "second")
+    is_over.set()
+    first.join()
+    texts = collective_log.read((tmp_path / "ring").read_bytes(), 0).texts
+    assert {name: texts[number] for name, number in numbers.items()} == {n: n for n in numbers}
+
+
 def test_a_mark_on_a_record_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     from ddp_notebook.rank.collectives.log_writer import LogWriter
 

@@ -126,7 +126,7 @@ for change in json.loads(sys.argv[1]):
         "master_addr": "127.0.0.1", "master_port": 29500, "store_path": "/tmp/p",
         "store": "session", "settings": {}, "threads": 1, **change})
     changes.apply(plan)
-    came = settings.read(plan, settings.backend(plan))
+    came = settings.read(plan)
     try:
         settings.check(came, plan)
         said = ""

@@ -25,25 +25,11 @@ def as_module(statements: Sequence[ast.stmt], show: str) -> ast.Module:
 def begin_with(module: ast.Module, begin: str) -> None:
     """Have `module` call ``begin()`` first: no line of the user's, where nothing is to stop."""
     nodes = module.body
-    first = _first_after_future_imports(nodes)
-    nodes.insert(first, _call_at(begin, nodes[min(first, len(nodes) - 1)]))
-
-
-def _first_after_future_imports(nodes: list[ast.stmt]) -> int:
-    """Where a statement may be put first: after the docstring and ``from __future__``."""
-    for place, node in enumerate(nodes):
-        docstring = (
-            place == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        )
-        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if not docstring and not future:
-            return place
-    return len(nodes)
-
-
-def _call_at(name: str, other: ast.stmt) -> ast.stmt:
-    """A statement that calls `name`, at the place of another one."""
-    call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
+    # After the docstring and ``from __future__``, which must come first.
+    first = int(ast.get_docstring(module, clean=False) is not None)
+    while first < len(nodes) and getattr(nodes[first], "module", "") == "__future__":
+        first += 1
+    call = ast.Expr(ast.Call(ast.Name(begin, ast.Load()), [], []))
     for node in ast.walk(call):
-        ast.copy_location(node, other)
-    return call
+        ast.copy_location(node, nodes[min(first, len(nodes) - 1)])
+    nodes.insert(first, call)

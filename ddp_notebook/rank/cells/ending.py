@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed import is_initialized  # this one, whatever a cell puts there
 
 from ddp_notebook.launch.child import exit_code
-from ddp_notebook.model import CellFinished, Frame, Place
+from ddp_notebook.model import CellFinished, Place
 from ddp_notebook.rank.cells import raised
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.core import RankCore
@@ -50,9 +50,21 @@ class Ending:
             os._exit(exit_code(error))
         try:
             run_ends()
-            how = self._how(error, file, left)
-            # A script ends with its process.
-            how["no_group"] = in_cell and not is_initialized()
+            failure = self._keep(error) if error is not None else Failure("", "")
+            outcome = "ok"
+            if error is not None:
+                outcome = "interrupted" if raised.is_interrupt(error) else "error"
+            how: dict[str, Any] = {
+                "outcome": outcome,
+                "ename": failure.type,
+                "evalue": failure.text,
+                "line": raised.line_of(error, file),
+                "path": tuple(map(raised.place_of, failure.frames)) or left,
+                "withheld_bytes": self._forwarder.withheld_bytes,
+                "trained": self._core.hooks.trained(),
+                # A script ends with its process.
+                "no_group": in_cell and not is_initialized(),
+            }
         except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:
@@ -66,26 +78,6 @@ class Ending:
         if error is not None and not raised.is_interrupt(error):
             self._keep(error)
             self._core.debugger.raised(error)
-
-    def _how(
-        self, error: BaseException | None, file: str, left: tuple[Place, ...]
-    ) -> dict[str, Any]:
-        """How it ended, as fields of `CellFinished`."""
-        outcome, name, text = "ok", "", ""
-        frames: tuple[Frame, ...] = ()
-        if error is not None:
-            outcome = "interrupted" if raised.is_interrupt(error) else "error"
-            failure = self._keep(error)
-            name, text, frames = failure.type, failure.text, failure.frames
-        return {
-            "outcome": outcome,
-            "ename": name,
-            "evalue": text,
-            "line": raised.line_of(error, file) if error is not None else 0,
-            "path": tuple(map(raised.place_of, frames)) or left,
-            "withheld_bytes": self._forwarder.withheld_bytes,
-            "trained": self._core.hooks.trained(),
-        }
 
     def _keep(self, error: BaseException) -> Failure:
         """How the last run failed, available until something runs again."""

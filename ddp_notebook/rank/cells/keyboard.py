@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bdb
 import builtins
+import functools
 import getpass
 import os
 import pdb
 import signal
 import sys
 import threading
-from types import FrameType
 from typing import Any, NoReturn
 
 from ddp_notebook.rank.cells.output import OutputForwarder
@@ -44,38 +44,44 @@ class Keyboard(Component):
 
     def attach(self) -> None:
         """Replace what asks."""
-        sys.breakpointhook = self._on_breakpoint
+
+        def breakpoint_hook(*_: object, **__: object) -> None:
+            if os.environ.get("PYTHONBREAKPOINT") != "0":
+                self.stop("breakpoint()")
+
+        def set_trace(*_: object, **__: object) -> None:
+            self.stop("set_trace()")
+
+        def command_loop(debugger: pdb.Pdb, *_: object, **__: object) -> None:
+            self.on_commands(debugger)
+            debugger.set_continue()
+
+        def embed(*_: object, **__: object) -> None:
+            self.stop("IPython.embed()")
+
+        sys.breakpointhook = breakpoint_hook
         # Every debugger of Python's and IPython's is one of these, and so is torch's.
-        bdb.Bdb.set_trace = _set_trace_of(self)  # type: ignore[method-assign]
-        pdb.Pdb.cmdloop = _command_loop_of(self)  # type: ignore[method-assign]
+        bdb.Bdb.set_trace = set_trace  # type: ignore[method-assign]
+        pdb.Pdb.cmdloop = command_loop  # type: ignore[method-assign, assignment]
         # Only where it is loaded: a script need not have it.
         for name in ("IPython", "IPython.terminal.embed"):
             if module := sys.modules.get(name):
-                module.embed = self._on_embed  # type: ignore[attr-defined]
-        builtins.input = self._on_input
-        getpass.getpass = self._on_getpass
+                module.embed = embed  # type: ignore[attr-defined]
+        builtins.input = functools.partial(_refuse, "input")
+        getpass.getpass = functools.partial(_refuse, "getpass")
 
     def run_begins(self, run: Run) -> None:
         """Earlier answers belong to the previous run."""
         self._told.clear()
 
-    def _on_breakpoint(self, *_: object, **__: object) -> None:
-        if os.environ.get("PYTHONBREAKPOINT") != "0":
-            self.stop("breakpoint()")
-
-    def _on_embed(self, *_: object, **__: object) -> None:
-        self.stop("IPython.embed()")
-
     def stop(self, why: str) -> None:
         """Stop at the caller's line, as it asked for; or say why it cannot be."""
-        if not self._debugger.on_breakpoint(sys._getframe(1), why) and self._debugger_is_on:
+        in_child = os.getpid() != self._pid
+        stopped = self._debugger.on_breakpoint(sys._getframe(1), why)
+        if not stopped and (self._debugger.enabled or in_child):
             outside = _ASIDE if self._debugger.is_aside else _OUTSIDE
-            instead = _IN_A_CHILD if os.getpid() != self._pid else outside
+            instead = _IN_A_CHILD if in_child else outside
             self.say_once(f"{why} did not stop, and the code continued.", f"{instead}.")
-
-    @property
-    def _debugger_is_on(self) -> bool:
-        return self._debugger.enabled or os.getpid() != self._pid
 
     def on_commands(self, debugger: pdb.Pdb) -> None:
         """A debugger has shown a line and was to read commands: it shows the variables there."""
@@ -91,21 +97,11 @@ class Keyboard(Component):
     def say_once(self, what: str, instead: str) -> None:
         """Print a line, once for each line of the user's that leads here."""
         frame, _ = self._user_code.innermost(frames.frames_of(sys._getframe(1)))
-        if self._is_new(frame):
+        line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if line not in self._told:
+            self._told.add(line)
             where = f" ({self._user_code.describe(frame)})" if frame is not None else ""
             say(f"{what.removesuffix('.')}{where}. {instead}".rstrip())
-
-    def _is_new(self, frame: FrameType | None) -> bool:
-        line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        new = line not in self._told
-        self._told.add(line)
-        return new
-
-    def _on_input(self, prompt: object = "", /) -> NoReturn:
-        raise NoKeyboard(_no_keyboard("input"))
-
-    def _on_getpass(self, *_: object, **__: object) -> NoReturn:
-        raise NoKeyboard(_no_keyboard("getpass"))
 
 
 class LostInterrupts(Component):
@@ -136,23 +132,8 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _no_keyboard(function: str) -> str:
-    return (
+def _refuse(function: str, *_: object, **__: object) -> NoReturn:
+    raise NoKeyboard(
         f"a rank has no keyboard, so {function}() cannot ask there. Ask in a cell without %%ddp, "
         f"answer = {function}(), and send it: %ddp_push answer. Give a script arguments instead"
     )
-
-
-def _set_trace_of(keyboard: Keyboard) -> Any:
-    def set_trace(debugger: bdb.Bdb, *_: object, **__: object) -> None:
-        keyboard.stop("set_trace()")
-
-    return set_trace
-
-
-def _command_loop_of(keyboard: Keyboard) -> Any:
-    def cmdloop(debugger: pdb.Pdb, *_: object, **__: object) -> None:
-        keyboard.on_commands(debugger)
-        debugger.set_continue()
-
-    return cmdloop

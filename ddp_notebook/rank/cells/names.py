@@ -21,7 +21,13 @@ class Names(Component):
 
     def attach(self) -> None:
         """Have `obj?` print: a rank has no pager. And have Tab take no second for Jedi."""
-        self._shell.set_hook("show_in_pager", _print, priority=0)
+
+        def show(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
+            # What goes to a pager: a text, or a MIME bundle with one.
+            text = data.get("text/plain", "") if isinstance(data, Mapping) else data
+            print("\n".join(str(text).splitlines()[start:]))  # noqa: T201  # the cell's output
+
+        self._shell.set_hook("show_in_pager", show, priority=0)
         self._shell.Completer.use_jedi = False
         engine_private.complete_inside(torch.nn.Module)  # it looks into three dicts
 
@@ -44,9 +50,3 @@ class Names(Component):
         except KeyError:
             return Inspection()
         return Inspection({kind: text for kind, text in bundle.items() if isinstance(text, str)})
-
-
-def _print(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """IPython's hook for what goes to a pager: a text, or a MIME bundle with one."""
-    text = data.get("text/plain", "") if isinstance(data, Mapping) else data
-    print("\n".join(str(text).splitlines()[start:]))  # noqa: T201  # the cell's output

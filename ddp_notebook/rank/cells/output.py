@@ -10,8 +10,11 @@ its last part is sent when the cell ends.
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import io
+import itertools
+import operator
 import os
 import sys
 import threading
@@ -93,7 +96,11 @@ class RankStream(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         forwarder = self._forwarder
         if not forwarder.cell:
-            return self._write_elsewhere(text)
+            if forwarder.forked:  # a worker of the user's: its output reaches us through the log
+                os.write(self._fd, text.encode("utf-8", "replace"))
+                return len(text)
+            forwarder.keep(self._what, text)
+            return self._idle.write(text)
         if forwarder.fast:
             forwarder.settle()  # what the other stream wrote before comes before
         # First the text, then a look at `woken`; `collect` clears `woken` first and takes
@@ -103,13 +110,6 @@ class RankStream(io.TextIOBase):
             forwarder.woken = True
             forwarder.wake()
         return len(text)
-
-    def _write_elsewhere(self, text: str) -> int:
-        if self._forwarder.forked:  # a worker of the user's: its output reaches us through the log
-            os.write(self._fd, text.encode("utf-8", "replace"))
-            return len(text)
-        self._forwarder.keep(self._what, text)
-        return self._idle.write(text)
 
     def printed(self) -> int | None:
         """Grows with whatever this rank prints; None while there is too much of it."""
@@ -197,12 +197,12 @@ class OutputForwarder(Component):
 
     def attach(self) -> None:
         """A forked child is a worker of the user's and has no forwarder."""
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_child_alone)
 
-    def _leave_child_alone(self) -> None:
-        self.cell = 0
-        self.forked = True
+        def leave_alone() -> None:
+            self.cell = 0
+            self.forked = True
+
+        os.register_at_fork(after_in_child=leave_alone)
 
     def wake(self) -> None:
         """Have the sending thread look."""
@@ -262,7 +262,11 @@ class OutputForwarder(Component):
                 for stream in self.streams:
                     stream.begin_fast_path()
             if self.fast:
-                self._collect_fast()
+                for stream in self.streams:
+                    stream._wrapper.flush()
+                still_fast = [stream.calm_down() for stream in self.streams]
+                self.fast = any(still_fast)
+                self.settle()
             self._collect_written()
             self._collect_log()
             return FAST_PATH_POLL_S if self.fast else self._look_every_s
@@ -289,38 +293,21 @@ class OutputForwarder(Component):
             )
             size += len(fields.get("text", ""))
             too_much = size > LIMIT_BYTES * 10 or self._sent_bytes > LIMIT_BYTES
-            if too_much and not self._must_be_seen(fields):
-                self.withheld_bytes += size
-                return
+            if too_much:
+                # The first tracebacks of a run are sent, however much was written before.
+                is_error = fields.get("what") is OutputKind.ERROR
+                self._tracebacks += is_error
+                if not is_error or self._tracebacks > 20:
+                    self.withheld_bytes += size
+                    return
             self._sent_bytes += size
             self._events.emit(Output, cell=self.cell, **fields)
 
-    def _must_be_seen(self, fields: Mapping[str, Any]) -> bool:
-        """True of a run's first tracebacks, however much was written before."""
-        self._tracebacks += fields.get("what") is OutputKind.ERROR
-        # Characters of a run that are sent even when the notebook has had all the output that it
-        # gets.
-        return fields.get("what") is OutputKind.ERROR and self._tracebacks <= 20
-
-    def _collect_fast(self) -> None:
-        for stream in self.streams:
-            stream._wrapper.flush()
-        still_fast = [stream.calm_down() for stream in self.streams]
-        self.fast = any(still_fast)
-        self.settle()
-
     def _collect_written(self) -> None:
-        written, pieces = self.written, list[bytes]()
-        what = OutputKind.STDOUT
-        while written:
-            kind, piece = written.popleft()
-            if kind is not what and pieces:
-                self._send(what, b"".join(pieces))
-                pieces = []
-            what = kind
-            pieces.append(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
-        if pieces:
-            self._send(what, b"".join(pieces))
+        written = [self.written.popleft() for _ in range(len(self.written))]
+        for what, pieces in itertools.groupby(written, operator.itemgetter(0)):
+            data = (p if isinstance(p, bytes) else p.encode("utf-8", "replace") for _, p in pieces)
+            self._send(what, b"".join(data))
 
     def _collect_log(self) -> None:
         """Collect what C code, subprocesses and forked workers wrote to the process's streams."""
@@ -341,7 +328,12 @@ class OutputForwarder(Component):
             self._emit(what, data)
             return
         if self.withheld_bytes == 0:
-            self._open_file()
+            path = self._folder / f"rank-{self._events.rank}-cell-{self.cell}.txt"
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                self._file = os.fdopen(descriptor, "wb")
+                self._file.writelines(self._sent)
+            self._sent.clear()
             head = data[:room].decode("utf-8", "ignore").encode()  # no half character
             self._emit(what, head)
             self._write_file(head)
@@ -357,14 +349,6 @@ class OutputForwarder(Component):
             text = data.decode("utf-8", "replace")
             self._events.emit(Output, cell=self.cell, what=what, text=text)
 
-    def _open_file(self) -> None:
-        path = self._folder / f"rank-{self._events.rank}-cell-{self.cell}.txt"
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._file = os.fdopen(descriptor, "wb")
-            self._file.writelines(self._sent)
-        self._sent.clear()
-
     def _write_file(self, data: bytes) -> None:
         if self._file is None:
             return
@@ -377,12 +361,10 @@ class OutputForwarder(Component):
 
 def whole_characters(data: bytes) -> bytes:
     """`data` without a character of UTF-8 at its end that is not complete."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0b1100_0000 != 0b1000_0000:  # a character begins here
-            needed = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4
-            return data[:-back] if byte >= 0b1100_0000 and needed > back else data
-    return data
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    pending, _ = decoder.getstate()
+    return data.removesuffix(pending)
 
 
 def _size(log: Path) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from ddp_notebook import model
 from ddp_notebook.model import Place
-from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode, raised_by_handler
+from ddp_notebook.rank.inspect.frames import UserCode, file_shown, raised_by_handler
 
 MOST_CHARACTERS = 30_000
 """The most lines of a traceback; its middle is left out."""
@@ -67,13 +68,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def line_of(error: BaseException | None, file: str) -> int:
-    """The last line of `file` itself that `error` passed through; 0 for none."""
-    line, trace = 0, error.__traceback__ if error is not None else None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    """Return the last line of `file` itself that `error` passed through; 0 for none."""
+    trace = error.__traceback__ if error is not None else None
+    lines = [n for frame, n in traceback.walk_tb(trace) if frame.f_code.co_filename == file]
+    return lines[-1] if lines else 0
 
 
 def wrapped(error: BaseException, user_code: UserCode) -> Iterator[BaseException]:
@@ -104,9 +102,17 @@ def frames_of(error: BaseException, user_code: UserCode) -> tuple[model.Frame, .
     """
     errors = list(wrapped(error, user_code))
     lines = [line for each in errors for line in _of_traceback(each)]
-    lines += [*_of_worker(errors[-1]), *_of_syntax(errors[-1])]
+    innermost = errors[-1]
+    lines += _of_worker(innermost)
+    if isinstance(innermost, SyntaxError) and innermost.filename and innermost.lineno:
+        lines.append((innermost.filename, innermost.lineno, ""))
     own = [line for line in lines if user_code.is_users(line[0])]
-    return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
+    frames = []
+    for file, number, function in own[-_MOST_FRAMES:]:
+        source = linecache.getline(file, number).strip()[:_LONGEST_SOURCE]
+        name = "" if function == "<module>" else function
+        frames.append(model.Frame(file_shown(file), number, name, source))
+    return tuple(frames)
 
 
 def in_thread(thread: str, error: BaseException, user_code: UserCode) -> model.ThreadError:
@@ -130,30 +136,30 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     while trace is not None:
         chain.append(trace)
         trace = trace.tb_next
-    files = [traceback.tb_frame.f_code.co_filename for traceback in chain]
+    files = [each.tb_frame.f_code.co_filename for each in chain]
     users = [number for number, file in enumerate(files) if user_code.is_users(file)]
     if not users:
         return chain[0] if chain else None
     end = users[-1] + 1 if files[-1].startswith(_OURS) else len(chain)
-    frames = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
+    own = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
-    for traceback in reversed([*frames[:_MOST_FRAMES], *frames[_MOST_FRAMES:][-_MOST_FRAMES:]]):
-        kept = TracebackType(kept, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
 
 
-def shown(traceback: str) -> str:
+def shown(text: str) -> str:
     """A traceback with its colours, but nothing else that changes a terminal.
 
     Of a very long one the middle is left out.
     """
-    left_out = len(traceback) - MOST_CHARACTERS
+    left_out = len(text) - MOST_CHARACTERS
     if left_out > 0:
         half = MOST_CHARACTERS // 2
         notice = f"\n[... {left_out:,} characters not shown ...]\n"
-        traceback = f"{traceback[:half]}\x1b[0m{notice}{traceback[-half:]}"
-    return _without_controls(traceback, keep=_COLOUR)
+        text = f"{text[:half]}\x1b[0m{notice}{text[-half:]}"
+    return _without_controls(text, keep=_COLOUR)
 
 
 def _without_controls(text: str, keep: str = r"(?!)") -> str:
@@ -169,12 +175,9 @@ _Line = tuple[str, int, str]
 """File, line and function."""
 
 
-def _of_traceback(error: BaseException) -> Iterator[_Line]:
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        yield code.co_filename, trace.tb_lineno, code.co_name
-        trace = trace.tb_next
+def _of_traceback(error: BaseException) -> list[_Line]:
+    lines = traceback.walk_tb(error.__traceback__)
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in lines]
 
 
 def _of_worker(error: BaseException) -> Iterator[_Line]:
@@ -182,15 +185,3 @@ def _of_worker(error: BaseException) -> Iterator[_Line]:
     if isinstance(text, str) and _INNER_TRACEBACK in text:
         for file, line, function in _INNER_FRAME.findall(text):
             yield file, int(line), function
-
-
-def _of_syntax(error: BaseException) -> Iterator[_Line]:
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        yield error.filename, error.lineno, ""
-
-
-def _frame(file: str, line: int, function: str) -> model.Frame:
-    cell = CELL_NAME.fullmatch(file)
-    source = linecache.getline(file, line).strip()[:_LONGEST_SOURCE]
-    name = "" if function == "<module>" else function
-    return model.Frame(f"cell {cell[1]}" if cell else file, line, name, source)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from ddp_notebook.model import CellStarted
 from ddp_notebook.rank import gpu
@@ -23,13 +20,6 @@ from ddp_notebook.rank.inspect import data_workers
 from ddp_notebook.rank.inspect.frames import cell_file
 from ddp_notebook.rank.inspect.frames import frames_of as frames_of_stack
 from ddp_notebook.rank.main_thread import MainThread
-
-
-@dataclass
-class Outcome:
-    """How what ran ended: well, unless there is an error."""
-
-    error: BaseException | None = None
 
 
 class CellRunner:
@@ -50,16 +40,30 @@ class CellRunner:
         self._main_thread = main_thread
         self._ending = ending
         self._observer = observer
-        self._awaits_gpu = False
 
     def run(self, cell: Cell) -> None:
-        """Run a cell without top-level `await`, to its end."""
-        with self._running(cell, cell_file(cell.number), cell.magic_line) as outcome:
+        """Run a cell without top-level `await`, to its end. An interrupt stops it, and only it."""
+        error: BaseException | None = None
+        previous = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            self._begin(cell)
             result = self.shell.shell.run_cell(cell.source, store_history=True)
-            outcome.error = _error_of(result)
-            self._ending.stop_at(outcome.error)
-            if outcome.error is None:
-                gpu.await_work(self._gpu_works)
+            error = result.error_before_exec or result.error_in_exec
+            self._ending.stop_at(error)
+            if error is None:
+                gpu.await_work(self._main_thread.awaits_gpu)
+        except (KeyboardInterrupt, Exception) as raised:  # noqa: BLE001
+            # An interrupt came while IPython handled an error; or IPython itself failed, which the
+            # user's code can bring about.
+            error = raised
+        finally:
+            # From here on an interrupt would hit the report of the end, and the session would wait
+            # for this rank forever. One that comes before the handler is replaced is dropped: the
+            # cell is over.
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self._end(cell.cell, error)
+            signal.signal(signal.SIGINT, previous)
 
     def start(self, cell: Cell) -> None:
         """Start a cell with top-level `await` in the engine's own loop; returns at once.
@@ -86,14 +90,14 @@ class CellRunner:
 
         previous = signal.signal(signal.SIGINT, on_interrupt)
         try:
-            self._begin(cell, cell_file(cell.number), cell.magic_line)
+            self._begin(cell)
             result = await shell.run_cell_async(
                 cell.source, store_history=True, transformed_cell=shell.transform_cell(cell.source)
             )
-            error = _error_of(result)
+            error = result.error_before_exec or result.error_in_exec
             self._ending.stop_at(error)
             if error is None:
-                gpu.await_work(self._gpu_works)
+                gpu.await_work(self._main_thread.awaits_gpu)
         except (asyncio.CancelledError, KeyboardInterrupt, gpu.StillWorking) as stopped:
             error = stopped
         finally:
@@ -101,34 +105,13 @@ class CellRunner:
             shell.events.trigger("post_execute")
             self._end(cell.cell, error)
 
-    @contextlib.contextmanager
-    def _running(self, run: Cell, file_name: str, magic_line: str) -> Iterator[Outcome]:
-        """Within, a cell runs; an interrupt stops it, and only it."""
-        outcome = Outcome()
-        previous = signal.signal(signal.SIGINT, self._interrupt)
-        try:
-            self._begin(run, file_name, magic_line)
-            yield outcome
-        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001
-            # An interrupt came while IPython handled an error; or IPython itself failed, which the
-            # user's code can bring about.
-            outcome.error = error
-        finally:
-            # From here on an interrupt would hit the report of the end, and the session would wait
-            # for this rank forever. One that comes before the handler is replaced is dropped: the
-            # cell is over.
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._end(run.cell, outcome.error)
-            signal.signal(signal.SIGINT, previous)
-
-    def _begin(self, run: Cell, file_name: str, magic_line: str) -> None:
-        self.shell.prepare(run.number, file_name, magic_line, run.colors)
-        self._life.run_begins(Run(run.cell, run.paused))
-        if run.as_gpus:
-            cuda_on_cpu.begin(run.as_gpus)
+    def _begin(self, cell: Cell) -> None:
+        self.shell.prepare(cell.number, cell_file(cell.number), cell.magic_line, cell.colors)
+        self._life.run_begins(Run(cell.cell, cell.paused))
+        if cell.as_gpus:
+            cuda_on_cpu.begin(cell.as_gpus)
         # From this thread: to wake the sending one would take longer than a short cell does.
-        self._events.emit_now(CellStarted, cell=run.cell, number=run.number)
+        self._events.emit_now(CellStarted, cell=cell.cell, number=cell.number)
         if self._observer.is_blocked_since_before and gpu.is_working():
             raise gpu.StillWorking(
                 "the GPU is not done with a collective of an earlier cell, and whatever this cell "
@@ -140,11 +123,6 @@ class CellRunner:
         cuda_on_cpu.end()
         self._ending.say(cell, error, self.shell.file_name, self._life.run_ends, in_cell=True)
 
-    def _gpu_works(self, on: bool) -> None:
-        """The cell has ended here, and not yet on the GPU; not `on`: there, too."""
-        self._awaits_gpu = on
-        self._main_thread.awaits_gpu(on)
-
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
@@ -153,17 +131,9 @@ class CellRunner:
         """
         data_workers.end(frames_of_stack(frame))
         stop = self.shell.debugger.stopped
-        anywhere = self._awaits_gpu or (stop is not None and bool(stop.over))
+        anywhere = self._main_thread.gpu_works or (stop is not None and bool(stop.over))
         while frame is not None:
             if anywhere or frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True
-
-
-def _error_of(result: Any) -> BaseException | None:
-    """The error in IPython's result of a cell."""
-    if result.success:
-        return None
-    error: BaseException | None = result.error_before_exec or result.error_in_exec
-    return error

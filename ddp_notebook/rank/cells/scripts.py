@@ -95,7 +95,6 @@ class ScriptProcess:
         self._children = Children(
             core, Path(script.path).name, script.world_size, started_in(process.folder)
         )
-        self._over = False
         self._left: tuple[Place, ...] = ()
         """The lines of the sys.exit() by which it ended well, the outermost first."""
 
@@ -112,7 +111,13 @@ class ScriptProcess:
         core.handlers.on_question(calls.PULL, lambda of: values.get(of, vars(main)))
         self._life.attach()
         self._children.expect()
-        self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
+        is_over = False
+
+        def pulse() -> dict[str, Any]:
+            doing, cell = core.doing(in_run=not is_over), 0 if is_over else script.cell
+            return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
+
+        self._events.collect, self._events.pulse = self._forwarder.collect, pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         asked: Mapping[str, Place] = {}
@@ -142,7 +147,7 @@ class ScriptProcess:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _be_mute()
         core.sockets.end(groups=script.leaves)
-        self._over = True
+        is_over = True
         self._ending.say(script.cell, error, script.path, self._life.run_ends, self._left)
         while True:
             # It returns whenever a handler of the script's has run.
@@ -150,17 +155,25 @@ class ScriptProcess:
 
     def _execute(self, main: types.ModuleType) -> BaseException | None:
         """Run its code; the error with which it ended."""
-        script = self._script
+        script, core = self._script, self._core
         try:
             self._events.emit_now(CellStarted, cell=script.cell, number=script.number)
-            exec(self._compiled(script.path), vars(main))  # noqa: S102
-            gpu.await_work(self._core.main_thread.awaits_gpu)
+            data = Path(script.path).read_bytes()
+            tree = syntax.parse(data, script.path)
+            core.debugger.begins(tree, script.path)
+            with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # Python says it
+                # Its lines are shown as they run, whoever edits the file meanwhile.
+                lines = importlib.util.decode_source(data).splitlines(keepends=True)
+                linecache.cache[script.path] = len(data), None, lines, script.path
+            code = compile(tree, script.path, "exec", dont_inherit=True)
+            exec(code, vars(main))  # noqa: S102
+            gpu.await_work(core.main_thread.awaits_gpu)
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
             if exit_code(stop) % 256:  # the system keeps eight bits
                 return stop
-            self._left = tuple(map(raised.place_of, raised.frames_of(stop, self._core.user_code)))
+            self._left = tuple(map(raised.place_of, raised.frames_of(stop, core.user_code)))
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
             # A DataLoader's handler raises wherever its rank is when one more worker ends.
             with contextlib.suppress(ValueError):
@@ -172,17 +185,6 @@ class ScriptProcess:
             self._ending.stop_at(error)
             return error
         return None
-
-    def _compiled(self, path: str) -> types.CodeType:
-        data = Path(path).read_bytes()
-        tree = syntax.parse(data, path)
-        self._core.debugger.begins(tree, path)
-        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # of an encoding: Python says it
-            # Its lines are shown as they run, whoever edits the file meanwhile.
-            text = importlib.util.decode_source(data).splitlines(keepends=True)
-            linecache.cache[path] = len(data), None, text, path
-        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return code
 
     def _end_as_python_does(self, error: BaseException | None) -> BaseException | None:
         """Wait for its threads and call what it registered for its end; the error of all."""
@@ -223,12 +225,6 @@ class ScriptProcess:
                 stream.flush()
         self._forwarder.show(what=OutputKind.ERROR, text=raised.shown(text))
         return True
-
-    def _pulse(self) -> dict[str, Any]:
-        """The fields of a sign of life."""
-        doing = self._core.doing(in_run=not self._over)
-        cell = 0 if self._over else self._script.cell
-        return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
 
 
 def _as_main(script: Script) -> types.ModuleType:

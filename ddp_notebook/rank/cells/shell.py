@@ -57,11 +57,23 @@ class RankShell(Component):
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
-        self._replace_streams()
+        # The process's own streams are our log file: what C code writes is found there.
+        sys.stdout = RankStream(self.forwarder, OutputKind.STDOUT, sys.stdout, 1)
+        sys.stderr = RankStream(self.forwarder, OutputKind.STDERR, sys.stderr, 2)
         self._replace_displays()
         self._replace_tracebacks()
         self._replace_compiler()
-        self._refuse_windows()
+        enable: Callable[..., Any] = self.shell.enable_gui
+
+        def enable_gui(gui: str | None = None) -> Any:
+            # A window's event loop would run in place of the engine's, and the rank hear no more.
+            if (gui or "").startswith(_WITH_WINDOWS):
+                raise UsageError(
+                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
+                )
+            return enable(gui)
+
+        self.shell.enable_gui = enable_gui
         progress_bars.prefer_text()
         engine_private.have_no_prompt()
         engine_private.keep_no_tracebacks(self.shell)
@@ -106,11 +118,6 @@ class RankShell(Component):
         hook.fill_exec_result(value)
         if data:
             self.forwarder.show(what=OutputKind.RESULT, data=as_text(data), metadata=metadata)
-
-    def _replace_streams(self) -> None:
-        # The process's own streams are our log file: what C code writes is found there.
-        sys.stdout = RankStream(self.forwarder, OutputKind.STDOUT, sys.stdout, 1)
-        sys.stderr = RankStream(self.forwarder, OutputKind.STDERR, sys.stderr, 2)
 
     def _replace_displays(self) -> None:
         publisher = self.shell.display_pub
@@ -166,19 +173,6 @@ class RankShell(Component):
 
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
-
-    def _refuse_windows(self) -> None:
-        """A window's event loop would run in place of the engine's, and the rank hear no more."""
-        enable: Callable[..., Any] = self.shell.enable_gui
-
-        def enable_gui(gui: str | None = None) -> Any:
-            if (gui or "").startswith(_WITH_WINDOWS):
-                raise UsageError(
-                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
-                )
-            return enable(gui)
-
-        self.shell.enable_gui = enable_gui
 
     def _replace_compiler(self) -> None:
         compiler, run_nodes = self.shell.compile, self.shell.run_ast_nodes

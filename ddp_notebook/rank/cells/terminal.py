@@ -33,28 +33,21 @@ class Terminal(Component):
         self._shell = shell
 
     def attach(self) -> None:
-        """Replace them."""
-        self._replace_exit()
-        self._explain_magics()
-
-    def _replace_exit(self) -> None:
+        """Replace exit and quit, and explain the notebook's magics."""
         shell, ours = self._shell, Exit()
-        shell.exiter = ours
+        shell.exiter = shell.ask_exit = ours
         for name in ("exit", "quit"):
             shell.user_ns[name] = shell.user_ns_hidden[name] = ours  # %who does not list them
             setattr(builtins, name, ours)
             # IPython hides both while a cell runs, also from modules that the cell calls.
             shell.builtin_trap.auto_builtins.pop(name, None)
-        shell.ask_exit = ours
         engine_private.do_not_say_how_to_exit()
-
-    def _explain_magics(self) -> None:
-        show = self._shell.show_usage_error
+        show = shell.show_usage_error
 
         def show_with_hint(error: Any) -> None:
             show(error)
-            if match := _NOTEBOOKS_MAGIC.search(self._shell.history_manager.input_hist_raw[-1]):
+            if match := _NOTEBOOKS_MAGIC.search(shell.history_manager.input_hist_raw[-1]):
                 where = "a cell of its own" if match[1] == "%%ddp" else "a cell without %%ddp"
                 say(f"{match[1]} belongs to the notebook, not to a rank: type it in {where}")
 
-        self._shell.show_usage_error = show_with_hint
+        shell.show_usage_error = show_with_hint

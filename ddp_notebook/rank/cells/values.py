@@ -21,28 +21,19 @@ def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
         return PickledValue(error="there is no such variable")
     value = names[request.name]
     try:
-        value = _to_cpu(value) if request.keep_tensors else _to_numpy(value)
-        return PickledValue(pickle.dumps(value))
+        return PickledValue(pickle.dumps(_sendable(value, request.keep_tensors)))
     except Exception as error:  # noqa: BLE001  # its own code may raise anything
         return PickledValue(error=f"a {type(value).__name__} cannot be sent: {error}")
 
 
-def _to_numpy(value: Any) -> Any:
+def _sendable(value: Any, keep_tensors: bool) -> Any:
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
+        if keep_tensors:
+            return tensor
         return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return _inside(value, _to_numpy)
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return _inside(value, _to_cpu)
-
-
-def _inside(value: Any, convert: Any) -> Any:
     if type(value) is dict or type(value).__name__ == "OrderedDict":
-        return {key: convert(each) for key, each in value.items()}
+        return {key: _sendable(each, keep_tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(convert(each) for each in value)
+        return type(value)(_sendable(each, keep_tensors) for each in value)
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import threading
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class LogWriter:
         self._map = mapped_file.make(path, collective_log.FILE_BYTES)
         self._words = memoryview(self._map).cast("Q")
         self._pack = _RECORD.pack_into
+        self._adding = threading.RLock()
         self.begin(0)
 
     def begin(self, run: int) -> None:
@@ -67,16 +69,21 @@ class LogWriter:
         if number is not None:
             return number
         line = json.dumps(value).encode() + b"\n"
-        begin = collective_log.TEXTS_FROM + self._text_bytes
-        # Operations and groups are named by two bytes.
-        if self._text_bytes + len(line) > collective_log.TEXT_BYTES or len(self._texts) >= 0xFFFE:
-            return 0
-        # The text before its size, as with records: a reader decodes what the size covers.
-        self._map[begin : begin + len(line)] = line
-        self._text_bytes += len(line)
-        self._words[collective_log.TEXT_AT // 8] = self._text_bytes
-        number = self._texts[key] = len(self._texts) + 1
-        return number
+        # Seldom, once for each text: two threads that issue new kinds at once would take one place
+        # and one number. Reentrant, as a handler of a signal may issue a collective in between.
+        with self._adding:
+            if key in self._texts:  # the other thread's was the same
+                return self._texts[key]
+            begin, end = self._text_bytes, self._text_bytes + len(line)
+            # Operations and groups are named by two bytes.
+            if end > collective_log.TEXT_BYTES or len(self._texts) >= 0xFFFE:
+                return 0
+            # The text before its size, as with records: a reader decodes what the size covers.
+            texts_from = collective_log.TEXTS_FROM
+            self._map[texts_from + begin : texts_from + end] = line
+            self._text_bytes = self._words[collective_log.TEXT_AT // 8] = end
+            number = self._texts[key] = len(self._texts) + 1
+            return number
 
     def keep_prepared(self, key: Hashable, prepared: Any) -> None:
         """Keep what records of this run have in common."""

@@ -111,6 +111,7 @@ class Observer(Component):
             for operation in operations.OPERATIONS
             if hasattr(dist.ProcessGroup, operation.method)  # torch may lack some
         }
+        methods["split_group"] = _split_group(self)
         self.group_type = type("ObservedGroup", (ObservedGroup,), methods)
         self.works.attach()
         gpu.sleep_in_waits()
@@ -300,6 +301,10 @@ class ObservedGroup(dist.ProcessGroup):
         self.ddp_notebook_group = new.ddp_notebook_group
         torch_private.take_place(self, new)
 
+    def get_group_store(self) -> Any:
+        """Return the store of the group inside: torch has none for a group of Python's."""
+        return self.ddp_notebook_inner.get_group_store()
+
     def _get_backend(self, device: Any) -> Any:
         """The backend of the group inside."""
         return self.ddp_notebook_inner._get_backend(device)
@@ -356,9 +361,10 @@ def record_of(frames: Iterable[FrameType]) -> int | None:
 class _Making:
     """A group that is being made; `before` and `after` run around torch's making of it."""
 
-    def __init__(self, observer: Observer, new: torch_private.NewGroup) -> None:
+    def __init__(self, observer: Observer, new: torch_private.NewGroup, parent: Any = None) -> None:
         self.observer = observer
         self.new = new
+        self.parent = parent
         self.guard: Guard | None = None
 
     def before(self) -> None:
@@ -393,7 +399,7 @@ class _Making:
         made = Group(inner, name, group_name(new.called), members, observer.limits)
         group = observer.group_type(made)
         observer.limits.made(made, new.timeout)
-        torch_private.take_place(group, inner)
+        torch_private.take_place(group, inner, self.parent)
         if new.members:
             observer.subgroups.keep(group, new)
         folder = observer.process.folder
@@ -417,6 +423,31 @@ class _Making:
 # closures, made once per operation: what they use is found in their cells, which is quicker than
 # an attribute of `self` or of a module. They are two and not ten, because calling a function of
 # Python's costs about as much as a whole section of them does.
+
+
+def _split_group(observer: Observer) -> Callable[..., Any]:
+    """Return torch's `split_group` for observed groups: what is split off is observed, too."""
+
+    def split_group(self: ObservedGroup, ranks: Sequence[int], *args: Any, **named: Any) -> Any:
+        # torch's own would look for a store in this group, and end the process: there is none.
+        observer.sockets.group_begins()
+        try:
+            group = self.ddp_notebook_inner.split_group(ranks, *args, **named)
+        finally:
+            observer.sockets.group_ended()
+        if group is not None:
+            with contextlib.suppress(Exception):  # the user's group matters more
+                members = [self.ddp_notebook_group.members[rank] for rank in sorted(ranks)]
+                new = torch_private.split_off(self, group, members, named.get("timeout"))
+                making = _Making(observer, new, self)
+                making.before()
+                try:
+                    group = making.after(group)
+                finally:
+                    making.ended()
+        return group
+
+    return split_group
 
 
 def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:

@@ -96,7 +96,10 @@ class Breakpoints:
         if line and (problem := self.never_runs(file, line)):
             watched.bound = Bound(spec.number, problem=problem)
         elif line:
-            watched.note = self.elsewhere(file, line) or self._namesakes(spec, file)
+            named_so = map(self.canonical, filter(self._is_users, self._files(spec.file)))
+            others = ", ".join(sorted(set(named_so) - {file}))
+            namesakes = f"this is {file}. Not stopped at: {others}; name one with its folder"
+            watched.note = self.elsewhere(file, line) or namesakes * bool(others)
             watched.files = {file}
         if spec.condition:
             watched.condition = compile(spec.condition, "<condition>", "eval")
@@ -211,9 +214,10 @@ class Breakpoints:
                     return ""
             except Exception as error:  # noqa: BLE001  # the user's condition
                 raised = _raised_first(watched, "its condition", error)
-                if raised:
-                    watched.note = f"{raised}, and stops no more where it does"
-                return raised and f"{name}: {raised}"
+                if not raised:
+                    return ""
+                watched.note = f"{raised}, and stops no more where it does"
+                return f"{name}: {raised}"
         watched.passes += 1
         if watched.passes < spec.count:
             return ""
@@ -248,7 +252,7 @@ class Breakpoints:
             return Bound(spec.number)
         if not spec.file:
             return self._bind_function(spec)
-        file = self._file(spec.file)
+        file = next(iter(self._files(spec.file)), "")
         text = source_of(file) or spec.text if file else ""
         if not text:
             return Bound(spec.number)
@@ -262,14 +266,13 @@ class Breakpoints:
             return Bound(spec.number, file, problem=problem)
         return Bound(spec.number, self.canonical(file), line)
 
-    def _file(self, wanted: str) -> str:
-        """The file that is meant; empty where none of that name is known yet."""
-        if CELL_NAME.fullmatch(wanted) or (os.path.isabs(wanted) and os.path.exists(wanted)):  # noqa: PTH110, PTH117
-            return wanted
-        return next(iter(self._files(wanted)), "")
-
     def _files(self, wanted: str) -> list[str]:
-        """All of that name: the imported ones, the user's first; else those on the path."""
+        """Return all of that name: the imported ones, the user's first; else those on the path.
+
+        The file itself where the name says which it is.
+        """
+        if CELL_NAME.fullmatch(wanted) or (os.path.isabs(wanted) and os.path.exists(wanted)):  # noqa: PTH110, PTH117
+            return [wanted]
         end = os.sep + wanted.lstrip(os.sep)
         names = {file for file in _module_files() if file.endswith(end)}
         if not names and not os.path.isabs(wanted):  # noqa: PTH117
@@ -277,14 +280,6 @@ class Breakpoints:
             paths = (os.path.join(folder, wanted) for folder in folders)  # noqa: PTH118
             names = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
         return sorted(names, key=lambda name: (not self._is_users(name), len(name), name))
-
-    def _namesakes(self, spec: Breakpoint, file: str) -> str:
-        """That other files of the user's have the name; empty where its name says which."""
-        if not spec.file or CELL_NAME.fullmatch(spec.file) or os.path.isabs(spec.file):  # noqa: PTH117
-            return ""
-        named_so = map(self.canonical, filter(self._is_users, self._files(spec.file)))
-        others = ", ".join(sorted({each for each in named_so if each != file}))
-        return f"this is {file}. Not stopped at: {others}; name one with its folder" * bool(others)
 
     def _bind_function(self, spec: Breakpoint) -> Bound:
         number, value = spec.number, named(spec.function, self._names(), self._is_users)

@@ -293,15 +293,30 @@ class Debugger(Component):
             # One thread at a time: the session moves a rank, and knows of no threads. Another one
             # that comes to a breakpoint meanwhile is next.
             while not self._turn.acquire(timeout=_POLL_S):
-                self._check()
+                self._main_thread.end_if_aborted()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
             main = self._main_thread
             try:
                 main.paused_at, main.paused_in = self._user_code.describe(frame), frame
                 # What was printed before the stop is shown before it.
                 self._events.collect()
-                self._events.emit_now(LineStopped, **self._event_fields(stop))
-                order = stop.wait(self._check)
+                code, first = frame.f_code, max(1, stop.line - 3)
+                at, lines = shown(code, stop.line), lines_of(code.co_filename)
+                edited = self.armed.loaded.note(code.co_filename)
+                in_main = stop.thread is threading.main_thread()
+                self._events.emit_now(
+                    LineStopped,
+                    cell=self._run,
+                    stop=stop.number,
+                    file=at.file,
+                    line=stop.line,
+                    function=at.function,
+                    why="; ".join(filter(None, (why[:300], edited))),
+                    thread="" if in_main else stop.thread.name,
+                    first=first,
+                    source=tuple(e.rstrip("\r\n")[:160] for e in lines[first - 1 : stop.line + 3]),
+                )
+                order = stop.wait(main.end_if_aborted)
             except BaseException:
                 # Otherwise the session knows that the thread has left: it has ordered it.
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
@@ -313,28 +328,6 @@ class Debugger(Component):
                 self._turn.release()
         if not over:  # where an error was raised there is no next line
             self._resume(order, frame)
-
-    def _check(self) -> None:
-        """Raises Aborted."""
-        if self._main_thread.abort.is_set():
-            raise Aborted("aborted (%ddp_abort)")
-
-    def _event_fields(self, stop: Stop) -> dict[str, Any]:
-        code = stop.frame.f_code
-        at, lines = shown(code, stop.line), lines_of(code.co_filename)
-        first = max(1, stop.line - 3)
-        edited = self.armed.loaded.note(code.co_filename)
-        return {
-            "cell": self._run,
-            "stop": stop.number,
-            "file": at.file,
-            "line": stop.line,
-            "function": at.function,
-            "why": "; ".join(filter(None, (stop.why[:300], edited))),
-            "thread": "" if stop.thread is threading.main_thread() else stop.thread.name,
-            "first": first,
-            "source": tuple(line.rstrip("\r\n")[:160] for line in lines[first - 1 : stop.line + 3]),
-        }
 
     def _resume(self, order: Move, frame: FrameType) -> None:
         """Resume this thread, which was paused at `frame`, as ordered."""
@@ -380,7 +373,7 @@ class Debugger(Component):
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
         frame = with_line(stop.frame, order.line)
         if order.how is How.LINE and not has_line(frame, order.line):
-            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2]
+            function = frames.own_name(frame.f_code)
             function = "the code outside functions" if function == "<module>" else function
             return calls.Moved(
                 0,

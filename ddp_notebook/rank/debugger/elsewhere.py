@@ -100,7 +100,13 @@ class Compiled(Component):
         name = _compiled(file, line, wholes=(True, False))
         if name:
             return (_AS_PYTHON if self._hears else _COMPILED).format(name=name)
-        return _in_workers(file, line)
+        for loader in (e for e in objects_of(DataLoader) if getattr(e, "num_workers", 0)):
+            given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
+            held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
+            roots = (root for each in (*given, *held) for root in _roots(each))
+            if _has(_reached(roots), file, line):
+                return _WORKERS.format(count=loader.num_workers)
+        return ""
 
 
 def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
@@ -111,17 +117,6 @@ def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
         if is_whole in wholes and _has(_reached(_roots(compiled)), file, line)
     }
     return ", ".join(sorted(names))
-
-
-def _in_workers(file: str, line: int) -> str:
-    """That the workers of a DataLoader run a line; empty where none does."""
-    for loader in (e for e in objects_of(DataLoader) if getattr(e, "num_workers", 0)):
-        given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
-        held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
-        roots = (root for each in (*given, *held) for root in _roots(each))
-        if _has(_reached(roots), file, line):
-            return _WORKERS.format(count=loader.num_workers)
-    return ""
 
 
 _METHODS = ("forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__len__")

@@ -149,26 +149,21 @@ class Expressions:
             return Variable(wanted.source, text[:2000], digest=digest)
         digester = Digester(objects=True)
         variable = describe(wanted.source, value, TensorReader(full=True), digester)
-        self._keep(value)
-        known = variable.digest and not digester.opaque
-        if known or variable.tensor or variable.number is not None:
-            return variable
-        return replace(variable, text=f"{variable.text}, not compared to its end")
-
-    def _keep(self, value: Any) -> None:
-        """A tensor may be queried again; a small one without other references is kept for that.
-
-        Without what it was computed from, which may be large.
-        """
+        # A tensor may be queried again. A small one is kept for that, without what it was computed
+        # from, which may be large; so is the view of an array, to which nothing else refers.
         self._last = self._kept = None
         if is_array(value):
             with contextlib.suppress(TypeError, ValueError):  # of texts, or read backwards
                 self._kept = torch.from_numpy(value)
                 self._last = weakref.ref(self._kept)
-        if type(value) in TENSORS:
+        elif type(value) in TENSORS:
             if value.numel() <= 2**18:
                 self._kept = value = value.detach()
             self._last = weakref.ref(value)
+        known = variable.digest and not digester.opaque
+        if known or variable.tensor or variable.number is not None:
+            return variable
+        return replace(variable, text=f"{variable.text}, not compared to its end")
 
     def _assign(self, source: str, frame: FrameType | None) -> None:
         code = compile(source, "<assignment>", "exec")

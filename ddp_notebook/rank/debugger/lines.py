@@ -147,17 +147,16 @@ class Backend(ABC):
         is_stepped = threading.get_ident() in self._goals
         if condition is None and not is_stepped:
             return False
-        if is_stepped or not condition or self._may_hold(condition, frame):
+        may_hold = True
+        if condition and not is_stepped:
+            code = self._conditions.get(condition)  # None: others have been set meanwhile
+            try:
+                may_hold = code is None or bool(eval(code, frame.f_globals, frame.f_locals))  # noqa: S307
+            except Exception:  # noqa: BLE001  # the user's: the debugger says that it raises
+                may_hold = True
+        if may_hold:
             self._on_line(frame, condition is not None)
         return True
-
-    def _may_hold(self, condition: str, frame: FrameType) -> bool:
-        """False where the debugger need not look at this pass."""
-        code = self._conditions.get(condition)  # None: other breakpoints have been set meanwhile
-        try:
-            return code is None or bool(eval(code, frame.f_globals, frame.f_locals))  # noqa: S307
-        except Exception:  # noqa: BLE001  # the user's condition: the debugger says that it raises
-            return True
 
     def _leaves(self, frame: FrameType, *, yielded: bool) -> Goal | None:
         """`frame` is left; the goal of this thread, if other frames are in it now."""

@@ -83,23 +83,20 @@ class NotFinite:
         def step(scaler: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             if self._looks() and scaler.is_enabled():
-                self._before_scalers_step(scaler, optimizer, sys._getframe(1))
+                skipped = self._skipped.get(optimizer, 0)
+                scale, bad = scaler.get_scale(), _gradient(optimizer)
+                self._skipped[optimizer] = skipped + 1 if bad else 0
+                if bad and scale <= 1:
+                    before = f", after {skipped:,} skipped" if skipped else ""
+                    self._found(
+                        "nan",
+                        sys._getframe(1),
+                        f"{bad}; the GradScaler skips this step{before}, and its scale of "
+                        f"{scale:g} is no longer what makes it overflow",
+                    )
             return plain(scaler, optimizer, *args, **named)
 
         return step
-
-    def _before_scalers_step(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
-        skipped = self._skipped.get(optimizer, 0)
-        scale, bad = scaler.get_scale(), _gradient(optimizer)
-        self._skipped[optimizer] = skipped + 1 if bad else 0
-        if bad and scale <= 1:
-            before = f", after {skipped:,} skipped" if skipped else ""
-            self._found(
-                "nan",
-                frame,
-                f"{bad}; the GradScaler skips this step{before}, and its scale of {scale:g} "
-                "is no longer what makes it overflow",
-            )
 
     def _looking_first(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)

@@ -20,7 +20,7 @@ from typing import Any
 
 from ddp_notebook import syntax
 from ddp_notebook.model import Frame
-from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, code_in
+from ddp_notebook.rank.inspect.frames import IsUsers, code_in, file_shown, own_name
 from ddp_notebook.rank.inspect.objects import objects_of
 
 _PLAIN = (
@@ -52,11 +52,9 @@ def lines_of(file: str) -> list[str]:
 
 def shown(code: CodeType, line: int) -> Frame:
     """Return where `code` is at `line`, as it is shown: ``cell 3``, ``Net.forward``."""
-    cell = CELL_NAME.fullmatch(code.co_filename)
     lines = lines_of(code.co_filename)
     source = lines[line - 1].strip()[:160] if 0 < line <= len(lines) else ""
-    file = f"cell {cell[1]}" if cell else code.co_filename
-    return Frame(file, line, code.co_qualname.rpartition(".<locals>.")[2], source)
+    return Frame(file_shown(code.co_filename), line, own_name(code), source)
 
 
 def parsed(source: str) -> ast.AST:

@@ -178,7 +178,11 @@ class Tracing(Backend):
         if event == "line":
             self._comes_to(frame, frame.f_lineno)
         elif event == "return":
-            is_left = not _yields(frame)
+            # It is the event of all: of a return, a yield, an await, and an error that leaves the
+            # frame. The instruction tells them apart.
+            code = frame.f_code
+            suspends = code.co_flags & _SUSPENDED and code.co_code[frame.f_lasti] == _YIELDS
+            is_left = not suspends
             if (goal := self._leaves(frame, yielded=not is_left)) is not None:
                 self._trace(goal.frames)
             thread = threading.get_ident()
@@ -201,11 +205,3 @@ class Tracing(Backend):
         if known is None:
             known = codes[id(code)] = code, super()._has_lines(code)
         return known[1]
-
-
-def _yields(frame: FrameType) -> bool:
-    """Return whether a frame that is left stays suspended."""
-    # "return" is the event of all: of a return, a yield, an await, and an error that leaves it.
-    # The instruction tells them apart.
-    code = frame.f_code
-    return bool(code.co_flags & _SUSPENDED) and code.co_code[frame.f_lasti] == _YIELDS

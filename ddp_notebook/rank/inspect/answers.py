@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,6 @@ from ddp_notebook.model import (
     RankReport,
     StoreFile,
 )
-from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.control import Handlers
@@ -71,33 +69,24 @@ class Answers:
         waiting = Waiting(main_thread, watched.gate, watched.observer, user_code)
         self.reachability = Reachability(watched.resolver, watched.sockets)
         self.variables = Variables(process, waiting, main_thread, user_code, watched.names)
-        self._summary = watched.summary
         self._stacks = Stacks(process, main_thread, waiting, user_code)
-        self._reporter = Reporter(watched, waiting, self.reachability)
+        self._watched = watched
+        self._observer = watched.observer
+        self._main_thread = main_thread
+        self._user_code = user_code
+        self._waiting = waiting
+        self._stillness = Stillness()
 
     def to(self, handlers: Handlers) -> Handlers:
         """`handlers`, through which all of it is answered."""
         on = handlers.on_question
-        on(calls.REPORT, lambda _: self._reporter.report())
+        on(calls.REPORT, lambda _: self.report())
         on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self._stacks.stack)
         on(calls.VARIABLES, self.variables.variables)
-        on(calls.RUN_FACTS, lambda _: self._summary.facts())
+        on(calls.RUN_FACTS, lambda _: self._watched.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         return handlers
-
-
-class Reporter:
-    """Makes this rank's report."""
-
-    def __init__(self, watched: Watched, waiting: Waiting, reachability: Reachability) -> None:
-        self._watched = watched
-        self._observer = watched.observer
-        self._main_thread = watched.main_thread
-        self._user_code = watched.user_code
-        self._waiting = waiting
-        self._stillness = Stillness()
-        self._reachability = reachability
 
     def report(self) -> RankReport:
         """Return this rank, as it is now."""
@@ -114,6 +103,8 @@ class Reporter:
         arguments, exchanges = init.arguments, self._observer.exchanges
         store = arguments.master_addr, arguments.master_port
         asks_store = init.entered > 0 or inside == "store"
+        constructors = (outer for outer in stack if is_ddp_constructor(outer))
+        model = next((outer.f_locals.get("module") for outer in constructors), None)
         listens = watched.sockets.listening() if inside == "process-group" else ()
         return RankReport(
             rank=watched.process.rank,
@@ -126,19 +117,7 @@ class Reporter:
             called_ns=init.called_ns,
             initialized=dist.is_initialized(),
             arguments=arguments,
-            error=RankError(
-                error.type,
-                error.text,
-                tuple(map(place_of, error.frames)),
-                error.category,
-                error.remedy,
-                _holder(error, arguments.master_port),
-                error.path,
-                bool(error.path) and os.path.lexists(error.path),
-                self._raised_with(error),
-            )
-            if error
-            else RankError(),
+            error=self._described(error, arguments.master_port or 0) if error else RankError(),
             awaits=Awaited(
                 file="" if inside else polled_file(frame, self._user_code),
                 workers=() if inside else watched.data_workers.owing(stack),
@@ -157,17 +136,17 @@ class Reporter:
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
             network=Network(
-                host=init.host or own.host(),
+                host=init.host or socket.gethostname(),
                 loopback=init.network or own.network(),
                 # Without the store, if this rank hosts it.
                 listens=tuple(each for each in listens if not each.endswith(f":{store[1]}")),
-                probe=self._reachability.store(*store) if asks_store else Probe(),
+                probe=self.reachability.store(*store) if asks_store else Probe(),
                 addresses=watched.resolver.resolved(arguments.master_addr),
             ),
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, init)),
             groups_made=tuple(self._observer.subgroups.made),
             parts=ModelParts(
-                wrapped=_wrapped_model(stack),
+                wrapped=ddp.contents(model) if isinstance(model, torch.nn.Module) else None,
                 replicas=watched.summary.counts(),
                 sharded=watched.sharded.units(),
                 pipelines=watched.pipelines.parts(stack),
@@ -181,34 +160,30 @@ class Reporter:
             unrecorded=self._observer.unrecorded or self._observer.broken,
         )
 
-    def _raised_with(self, error: Failure) -> dict[str, str]:
-        """Return the variables of the user's function that raised an error, each in short."""
+    def _described(self, error: Failure, port: int) -> RankError:
+        """Return an error, with who holds `port` if that is its cause.
+
+        And with the variables of the user's function that raised it, each in short.
+        """
+        ours = error.category == Category.PORT_IN_USE
+        in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
         frames = raised_in(error.trace, self._user_code.is_users)
         own = list(frames[0][0].f_locals.items())[-_MOST_VARIABLES:] if frames else []
-        return {
-            name: safe_repr.of(value)
-            for name, value in own
-            if name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
-        }
-
-
-def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
-    """Return what the model is made of whose DDP is being constructed on these frames."""
-    for frame in stack:
-        if is_ddp_constructor(frame):
-            model = frame.f_locals.get("module")
-            if isinstance(model, torch.nn.Module):
-                return ddp.contents(model)
-    return None
-
-
-def _holder(error: Failure | None, port: int | None) -> str:
-    """Return who holds the port that this rank could not have."""
-    if error is None or not port:
-        return ""
-    ours = error.category == Category.PORT_IN_USE
-    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
-    return listening.holder(port) if in_use else ""
+        return RankError(
+            error.type,
+            error.text,
+            tuple(map(place_of, error.frames)),
+            error.category,
+            error.remedy,
+            listening.holder(port) if in_use and port else "",
+            error.path,
+            bool(error.path) and os.path.lexists(error.path),
+            {
+                name: safe_repr.of(value)
+                for name, value in own
+                if name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
+            },
+        )
 
 
 def _has_joined(inside: str, calls: Calls) -> str:

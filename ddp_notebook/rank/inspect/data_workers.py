@@ -25,7 +25,7 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+from ddp_notebook.rank.inspect.frames import UserCode, file_shown
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
@@ -121,26 +121,22 @@ class DataWorkers(Component):
         if shown is None:
             return None
         path, line, function = shown[0], int(shown[1]), shown[2]
-        cell = CELL_NAME.fullmatch(path)
-        file = f"cell {cell[1]}" if cell else path.rpartition("/")[2]
+        file = file_shown(path).rpartition("/")[2]
         text = linecache.getline(path, line).strip()[:200]
         return Place(file, line, "" if function == "<module>" else function, text)
 
 
-def end(frames: Iterable[FrameType]) -> int:
-    """End the workers of the DataLoader that these frames are in; return their number.
+def end(frames: Iterable[FrameType]) -> None:
+    """End the workers of the DataLoader that these frames are in.
 
     An aborted rank would otherwise wait several seconds for each worker without progress.
     """
     loading = torch_private.loading(frames)
-    ended = 0
     for pid in loading.everyone if loading is not None else ():
         if _stat(pid)[1:2] == [str(os.getpid())]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # one that is stopped ends only then
-                ended += 1
-    return ended
 
 
 # -- /proc ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ processes of the rank could not use it then.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -40,8 +41,40 @@ def gather(probe_cuda: bool = False) -> dict[str, Any]:
         "ipykernel": _version_of("ipykernel"),
         "cuda_driver": driver_version(_DRIVER_FILE),
         "environment": excerpt(os.environ),
+        "torch": "",
+        "torch_error": "",
+        "distributed": False,
+        "gloo": False,
+        "nccl": False,
+        "nccl_version": "",
+        "cuda_build": "",
+        "devices": None,
+        "cuda_error": "",
     }
-    return {**facts, **_about_torch(probe_cuda)}
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError, AttributeError) as error:  # no torch, a library of it, or a sham
+        facts["torch_error"] = _brief(error)
+        return facts
+    facts["torch"] = str(getattr(torch, "__version__", ""))
+    facts["cuda_build"] = torch.version.cuda or ""
+    facts["distributed"] = dist.is_available()
+    if dist.is_available():
+        facts["gloo"], facts["nccl"] = dist.is_gloo_available(), dist.is_nccl_available()
+    if facts["nccl"]:
+        nccl: Any = import_module("torch.cuda.nccl")
+        # It may be built without it, and the version's form has changed before.
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+            facts["nccl_version"] = ".".join(str(part) for part in nccl.version())
+    if probe_cuda:
+        cuda: Any = import_module("torch.cuda")
+        try:
+            cuda.init()
+            facts["devices"] = cuda.device_count()
+        except (RuntimeError, AssertionError, OSError) as error:
+            facts["devices"], facts["cuda_error"] = 0, _brief(error)
+    return facts
 
 
 def excerpt(environment: Mapping[str, str]) -> dict[str, str]:
@@ -66,54 +99,6 @@ def _version_of(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _about_torch(probe_cuda: bool) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "torch": "",
-        "torch_error": "",
-        "distributed": False,
-        "gloo": False,
-        "nccl": False,
-        "nccl_version": "",
-        "cuda_build": "",
-        "devices": None,
-        "cuda_error": "",
-    }
-    try:
-        import torch
-        import torch.distributed as dist
-    except (ImportError, OSError, AttributeError) as error:  # no torch, a library of it, or a sham
-        return {**facts, "torch_error": _brief(error)}
-    facts["torch"] = str(getattr(torch, "__version__", ""))
-    facts["cuda_build"] = torch.version.cuda or ""
-    facts["distributed"] = dist.is_available()
-    if dist.is_available():
-        facts["gloo"] = dist.is_gloo_available()
-        facts["nccl"] = dist.is_nccl_available()
-    if facts["nccl"]:
-        facts["nccl_version"] = _nccl_version()
-    if probe_cuda:
-        facts["devices"], facts["cuda_error"] = _usable_gpus()
-    return facts
-
-
-def _nccl_version() -> str:
-    nccl: Any = import_module("torch.cuda.nccl")
-    try:
-        return ".".join(str(part) for part in nccl.version())
-    except (AttributeError, RuntimeError, TypeError):  # built without it, or its form has changed
-        return ""
-
-
-def _usable_gpus() -> tuple[int, str]:
-    """How many GPUs torch can use here, and why if it can use none. Initialises CUDA."""
-    cuda: Any = import_module("torch.cuda")
-    try:
-        cuda.init()
-        return cuda.device_count(), ""
-    except (RuntimeError, AssertionError, OSError) as error:
-        return 0, _brief(error)
 
 
 def _brief(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -121,13 +122,10 @@ def frames_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def raised_in(trace: TracebackType | None, is_users: IsUsers) -> list[tuple[FrameType, int]]:
-    """The user's frames in the traceback of an error, each with its line, the innermost first."""
-    lines: dict[FrameType, int] = {}
-    while trace is not None:
-        if is_users(trace.tb_frame.f_code.co_filename):
-            lines[trace.tb_frame] = trace.tb_lineno
-        trace = trace.tb_next
-    return list(lines.items())[::-1]
+    """Return the user's frames in an error's traceback with their lines, the innermost first."""
+    lines = dict(traceback.walk_tb(trace))
+    users = [(f, line) for f, line in lines.items() if is_users(f.f_code.co_filename)]
+    return users[::-1]
 
 
 def raised_by_handler(error: BaseException) -> bool:
@@ -138,17 +136,25 @@ def raised_by_handler(error: BaseException) -> bool:
     """
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {code for each in handlers if (code := getattr(each, "__code__", None)) is not None}
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code not in codes:
-        trace = trace.tb_next
-    return trace is not None
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _line_of(filename: str, line: int) -> str:
-    match = CELL_NAME.fullmatch(filename)
-    if match:
-        return f"cell {match[1]}, line {line}"
-    return f"{filename.rpartition('/')[2]}:{line}"
+def file_shown(filename: str) -> str:
+    """Return a file as it is shown: ``cell 3``, or its path."""
+    cell = CELL_NAME.fullmatch(filename)
+    return f"cell {cell[1]}" if cell else filename
+
+
+def own_name(code: CodeType) -> str:
+    """Return a function's name with its class, and without the functions that it is defined in."""
+    return code.co_qualname.rpartition(".<locals>.")[2]
+
+
+def _line_of(frame: FrameType) -> str:
+    filename = frame.f_code.co_filename
+    if CELL_NAME.fullmatch(filename):
+        return f"{file_shown(filename)}, line {frame.f_lineno}"
+    return f"{filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
 class UserCode:
@@ -171,13 +177,10 @@ class UserCode:
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[filename] = self._looks_like_users(filename)
+            library = filename.startswith("<") or any(part in filename for part in _LIBRARY)
+            known = bool(CELL_NAME.fullmatch(filename)) or filename in self._scripts or not library
+            self._known[filename] = known
         return known
-
-    def _looks_like_users(self, filename: str) -> bool:
-        if CELL_NAME.fullmatch(filename) or filename in self._scripts:
-            return True
-        return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 
     def has_called(self, frame: FrameType) -> bool:
         """Return whether the user's code runs `frame`: not Jupyter's threads, not code of ours."""
@@ -190,16 +193,12 @@ class UserCode:
         # Python has not started autograd's own threads.
         return outermost.f_code.co_filename != threading.__file__
 
-    def describe_main_thread(self) -> str:
-        """Return the main thread's present call; empty if it runs none of the user's code."""
-        return self.describe(main_frame())
-
     def describe_task(self, task: asyncio.Task[None] | None) -> str:
         """Where a cell with top-level `await` waits: it is not on the main thread's stack."""
         text = ""
         for frame in task_frames(task):
             if self.is_users(frame.f_code.co_filename):
-                text = f"await ({_line_of(frame.f_code.co_filename, frame.f_lineno)})"
+                text = f"await ({_line_of(frame)})"
         return text
 
     def describe(self, frame: FrameType | None, *, any_call: bool = False) -> str:
@@ -215,7 +214,7 @@ class UserCode:
             inner = stack[stack.index(user) - 1]
             of = f"{type(inner.f_locals['self']).__name__}." if "self" in inner.f_locals else ""
             operation = f"{of}{inner.f_code.co_name}"
-        line = _line_of(user.f_code.co_filename, user.f_lineno)
+        line = _line_of(user)
         return f"{operation} ({line})" if operation else line
 
     def innermost(self, frames: Iterable[FrameType]) -> tuple[FrameType | None, str]:

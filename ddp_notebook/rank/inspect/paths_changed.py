@@ -70,8 +70,11 @@ class PathsChanged(Component):
 
     def _note(self, event: str, args: tuple[Any, ...]) -> None:
         path = args[0]
-        if event == "open" and not _writes(args[1], args[2]):
-            return
+        if event == "open":
+            _, mode, flags = args
+            creates = isinstance(flags, int) and flags & os.O_CREAT
+            if not (mode[:1] != "r" if isinstance(mode, str) else creates):
+                return
         within = args[-1] if event in ("os.mkdir", "os.remove", "os.rmdir") else -1
         if isinstance(path, int) or within != -1:
             return  # a descriptor, or a name in a folder of which that alone is known
@@ -85,9 +88,3 @@ class PathsChanged(Component):
         self._changes[change] = None
         if len(self._changes) > 2 * _MOST:
             self._changes.pop(next(iter(self._changes)), None)
-
-
-def _writes(mode: Any, flags: Any) -> bool:
-    if isinstance(mode, str):
-        return not mode.startswith("r")
-    return bool(isinstance(flags, int) and flags & os.O_CREAT)

@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import socket
 import threading
 import time
 from pathlib import Path
@@ -35,11 +34,6 @@ def network() -> str:
     return ""
 
 
-def host() -> str:
-    """The host name, as this process sees it."""
-    return socket.gethostname()
-
-
 def is_runnable() -> bool:
     """True if the main thread, or one that Python does not know (one of torch's), is runnable.
 
@@ -55,25 +49,19 @@ def is_runnable() -> bool:
     for look in range(4):
         if look:
             time.sleep(0.004)
-        now = _threads_that_run() - ours
+        now = set()
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                # NCCL's have such names with NCCL_SET_THREAD_NAME=1, which a rank is started with;
+                # torch's own always do.
+                nccls = ("NCCL", "pt_nccl")
+                runs = task.name not in ours and stat_fields(task / "stat")[0] == "R"
+                if runs and not (task / "comm").read_text().startswith(nccls):
+                    now.add(task.name)
         wanting = now if wanting is None else wanting & now
         if not wanting:
             return False
     return True
-
-
-def _threads_that_run() -> set[str]:
-    found = set()
-    for task in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            if stat_fields(task)[0] == "R" and not _is_nccls(task.parent):
-                found.add(task.parent.name)
-    return found
-
-
-def _is_nccls(task: Path) -> bool:
-    # Named so with NCCL_SET_THREAD_NAME=1, which a rank is started with; torch's own are always.
-    return (task / "comm").read_text().startswith(("NCCL", "pt_nccl"))
 
 
 def main_cpu_s() -> float:

@@ -88,11 +88,14 @@ def _text(value: Any, depth: int) -> str:
         bits = value.bit_length()
         return repr(value) if bits <= 128 else f"<int of {bits:,} bits>"
     if kind in (str, bytes):
-        return _string(value)
+        more = f"… of {len(value):,}" if len(value) > _LONGEST_STRING else ""
+        return f"{value[:_LONGEST_STRING]!r}{more}"
     if kind in TENSORS:
         word = "tensor" if kind is torch.Tensor else "Parameter"
         if not value.dim() and value.is_cpu:
-            return _array(f"{word} {_number(value)}", value).replace("() ", " ")
+            number = value.item()
+            text = f"{number:.6g}" if isinstance(number, float) else repr(number)
+            return _array(f"{word} {text}", value).replace("() ", " ")
         return _array(word, value, value.device)
     if kind in _FOLDED:
         return _folded(value, kind, depth)
@@ -143,18 +146,6 @@ def _array(word: str, value: Any, device: object = "") -> str:
     shape = ", ".join(str(size) for size in tuple(value.shape)[:8])
     kind = str(value.dtype).removeprefix("torch.")
     return " ".join(f"{word}({shape}) {kind} {device}".split())
-
-
-def _number(value: torch.Tensor) -> str:
-    """The number in a tensor without dimensions."""
-    number = value.item()
-    return f"{number:.6g}" if isinstance(number, float) else repr(number)
-
-
-def _string(value: str | bytes) -> str:
-    if len(value) <= _LONGEST_STRING:
-        return repr(value)
-    return f"{value[:_LONGEST_STRING]!r}… of {len(value):,}"
 
 
 def _folded(value: Any, kind: type, depth: int) -> str:

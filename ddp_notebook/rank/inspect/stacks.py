@@ -55,35 +55,29 @@ class Stacks:
         """This rank's stack, of at most `MOST_BYTES` as JSON."""
         awaited = self._waiting.awaited()
         stack = awaited.stack
-        shown, operation = self._shown(stack)
-        left_out = len(shown) - _MOST_FRAMES
-        if left_out > 0:
-            shown = [*shown[:_HALF], *shown[-_HALF:]]
+        shown, left_out, operation = self._shown(stack)
         # The main thread runs: first its lines, then its variables, and only then the files.
-        lines = [frame.f_lineno or 0 for frame in shown]
+        lines = [frame.f_lineno for frame in shown]
         values: list[tuple[Local, ...]] = [()] * len(shown)
         if request.with_locals:
-            traced = any(_module(frame) == "bdb" for frame in stack)
-            values = [self._locals(frame, traced) for frame in shown]
+            traced = "bdb" in map(_module, stack)
+            values = [
+                variables_of(frame, keep=traced) if self._is_told(frame) else () for frame in shown
+            ]
         frames = [self._frame(frame, line) for frame, line in zip(shown, lines, strict=True)]
-        if left_out > 0:
+        if left_out:
             frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
             values.insert(_HALF, ())
         doing = self._doing(awaited, operation, bool(frames))
-        error = self._error(doing, frames)
-        if error is not None:
+        error = self._main_thread.error
+        at_error = (Activity.FAILED,) if frames else (Activity.FAILED, Activity.HELD)
+        if error is not None and doing.activity in at_error:
             frames = list(error.frames)
-            values = self._left(error, request.with_locals)
+            values = self._left_by(error, request.with_locals)
         return RankStack(self._rank, doing, _fit(frames, values))
 
-    def _error(self, doing: Doing, frames: Sequence[Frame]) -> Failure | None:
-        """The error whose frames are shown: the rank failed with it, or is paused at it."""
-        failed = doing.activity is Activity.FAILED
-        paused = doing.activity is Activity.HELD and not frames
-        return self._main_thread.error if failed or paused else None
-
-    def _left(self, error: Failure, with_locals: bool) -> list[tuple[Local, ...]]:
-        """The variables in the frames of an error's traceback."""
+    def _left_by(self, error: Failure, with_locals: bool) -> list[tuple[Local, ...]]:
+        """Return the variables in the frames of an error's traceback."""
         places = stack_frames.raised_in(error.trace, self._user_code.is_users)
         at = {(line, frame.f_code.co_name): frame for frame, line in places if with_locals}
         left = [at.get((frame.line, frame.function or "<module>")) for frame in error.frames]
@@ -106,33 +100,38 @@ class Stacks:
             operation = operation or inside
         return Doing(activity, operation, text[:300])
 
-    def _shown(self, stack: list[FrameType]) -> tuple[list[FrameType], str]:
-        """The frames to show, outermost first, and the call of torch that the innermost are in.
+    def _shown(self, stack: list[FrameType]) -> tuple[list[FrameType], int, str]:
+        """Return the frames to show, how many in their middle are left out, and torch's call.
 
-        `stack` is the main thread's, innermost first. A cell that awaits something is not on it.
+        `stack` is the main thread's, innermost first; those to show are outermost first. A cell
+        that awaits something is not on it.
         """
-        _, operation = self._user_code.innermost(stack)
-        if frames := self._from_users(stack[::-1]):
-            return frames, operation
-        if frames := self._from_users(list(stack_frames.task_frames(self._main_thread.task))):
-            return frames, "await"
-        return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
-
-    def _from_users(self, frames: list[FrameType]) -> list[FrameType]:
-        """Return the frames from the first of the user's on; empty without one."""
         is_users = self._user_code.is_users
-        users = (i for i, frame in enumerate(frames) if is_users(frame.f_code.co_filename))
-        return frames[next(users, len(frames)) :]
+        _, operation = self._user_code.innermost(stack)
+        shown = [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"]
+        awaiting = list(stack_frames.task_frames(self._main_thread.task))
+        for frames, call in ((stack[::-1], operation), (awaiting, "await")):
+            users = (i for i, frame in enumerate(frames) if is_users(frame.f_code.co_filename))
+            if (first := next(users, None)) is not None:
+                shown, operation = frames[first:], call
+                break
+        left_out = max(0, len(shown) - _MOST_FRAMES)
+        return [*shown[:_HALF], *shown[_HALF + left_out :]], left_out, operation
 
-    def _frame(self, frame: FrameType, line: int) -> Frame:
+    def _frame(self, frame: FrameType, at: int | None) -> Frame:
         code = frame.f_code
         name = code.co_filename
-        cell = stack_frames.CELL_NAME.fullmatch(name)
+        line = at or 0
+        if not name.startswith("<"):
+            linecache.checkcache(name)  # it may have been edited since it was last shown
+        source = linecache.getline(name, line).strip()
+        if len(source) > _LONGEST_SOURCE:
+            source = f"{source[: _LONGEST_SOURCE - 1]}…"
         return Frame(
-            file=f"cell {cell[1]}" if cell else name[-160:],
+            file=stack_frames.file_shown(name)[-160:],
             line=line,
-            function=code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:],
-            source=_source(name, line),
+            function=stack_frames.own_name(code)[-LONGEST_NAME:],
+            source=source,
             module=_module(frame)[:LONGEST_NAME],
             library=not self._is_told(frame),
         )
@@ -141,12 +140,6 @@ class Stacks:
         """True for the user's frames, and for that of a library in which the rank is paused."""
         told = self._user_code.is_users(frame.f_code.co_filename)
         return told or frame is self._main_thread.paused_in
-
-    def _locals(self, frame: FrameType, traced: bool) -> tuple[Local, ...]:
-        """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
-        if not self._is_told(frame):
-            return ()
-        return variables_of(frame, keep=traced)
 
 
 def variables_of(frame: FrameType, *, keep: bool) -> tuple[Local, ...]:
@@ -161,51 +154,31 @@ def variables_of(frame: FrameType, *, keep: bool) -> tuple[Local, ...]:
 
 
 def values_of(frame: FrameType, *, keep: bool) -> list[tuple[str, Any]]:
-    """The variables of a frame, in order; `keep` when a debugger holds it."""
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return _of_function(frame, keep=keep or frame.f_trace is not None)
-    return _of_module(frame)
+    """Return the variables of a frame, in order; `keep` when a debugger holds it.
+
+    Of a cell or a module: the names that its code uses, without imports and definitions.
+    """
+    code, names = frame.f_code, frame.f_locals
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        if type(names) is not dict:
+            return []  # the body of a class whose namespace is the user's own invention
+        used = ((name, names.get(name, sys)) for name in code.co_names if name[:1] != "_")
+        return [(name, value) for name, value in used if not issubclass(type(value), NOT_SHOWN)]
+    order = dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars))
+    found = [(name, names[name]) for name in order if name in names and name[:2] != "__"]
+    # Before Python 3.13 a frame keeps the dict that it was asked for, and with it what the function
+    # deletes. So it is emptied: unless a debugger may write it back, and unless the function has
+    # called `locals()`, which gives the same dict. The reference count is that of a dict that only
+    # its frame and the function that looks at it have.
+    keep |= frame.f_trace is not None
+    if not keep and type(names) is dict and sys.getrefcount(names) <= 3:
+        names.clear()
+    return found
 
 
 def _module(frame: FrameType) -> str:
     name = frame.f_globals.get("__name__")
     return name if type(name) is str else ""
-
-
-def _source(filename: str, line: int) -> str:
-    if not filename.startswith("<"):
-        linecache.checkcache(filename)  # it may have been edited since it was last shown
-    text = linecache.getline(filename, line).strip()
-    return text if len(text) <= _LONGEST_SOURCE else f"{text[: _LONGEST_SOURCE - 1]}…"
-
-
-def _of_module(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the names that a cell's or a module's own code uses, but imports and definitions."""
-    names = frame.f_locals
-    if type(names) is not dict:
-        return []  # the body of a class whose namespace is the user's own invention
-    spoken_of = ((name, names.get(name, sys)) for name in frame.f_code.co_names)
-    return [
-        (name, value)
-        for name, value in spoken_of
-        if not name.startswith("_") and not issubclass(type(value), NOT_SHOWN)
-    ]
-
-
-def _of_function(frame: FrameType, keep: bool) -> list[tuple[str, Any]]:
-    """All variables of a function.
-
-    Before Python 3.13 a frame keeps the dict that it was asked for, and with it what the
-    function deletes. So it is emptied: unless `keep`, as a debugger writes it back, and unless
-    the function has called `locals()`, which gives the same dict.
-    """
-    code, names = frame.f_code, frame.f_locals
-    order = dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars))
-    found = [(name, names[name]) for name in order if name in names and name[:2] != "__"]
-    # The reference count of a dict that only its frame and the function that looks at it have.
-    if not keep and type(names) is dict and sys.getrefcount(names) <= 3:
-        names.clear()
-    return found
 
 
 # -- size ------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class TensorReader:
         tensor = tensor.detach()
         if tensor.is_complex():
             return self._compared(facts, bytes_of(tensor))
-        flat = _flat(tensor)
+        flat = flattened(tensor)
         if flat is None and _is_held(tensor):
             # Large, and not in one block: some values, at the same indices on each rank.
             step = math.ceil((facts.size / _CHUNK) ** (1 / tensor.dim()))
@@ -113,8 +113,8 @@ class TensorReader:
             facts,
             read=sums.read,
             mean=sums.mean,
-            least=short(min(sums.ends)) if sums.ends else None,
-            most=short(max(sums.ends)) if sums.ends else None,
+            least=sums.least,
+            most=sums.most,
             nans=sums.nans,
             digest=digest,
             sample=sample(flat),
@@ -152,6 +152,16 @@ class _Sums:
         self._total += total
 
     @property
+    def least(self) -> float | None:
+        """The least number; None without numbers."""
+        return short(min(self.ends)) if self.ends else None
+
+    @property
+    def most(self) -> float | None:
+        """The largest number; None without numbers."""
+        return short(max(self.ends)) if self.ends else None
+
+    @property
     def std(self) -> float | None:
         """As `torch.std`; None for a single number, and where one is infinite."""
         count = self.read - self.nans
@@ -172,7 +182,7 @@ def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
 
 def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
     """Return the few values from `begin` to `end`; nothing where they are many, or not real."""
-    flat = _flat(tensor.detach())
+    flat = flattened(tensor.detach())
     if flat is None or flat.is_complex():
         return ()
     if not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
@@ -193,7 +203,7 @@ def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ..
 
     Nothing where the values cannot be read here.
     """
-    flat = _flat(tensor.detach())
+    flat = flattened(tensor.detach())
     if flat is None or not 0 <= begin < end <= flat.numel():
         return (), 0
     step = -(-(end - begin) // 256)
@@ -208,7 +218,7 @@ def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
         return
     if tensor.is_complex() and _is_held(tensor):
         tensor = torch.view_as_real(tensor.resolve_conj())
-    flat = _flat(tensor)
+    flat = flattened(tensor)
     if flat is not None:
         yield from _blocks_of(flat)
 
@@ -225,7 +235,7 @@ def array_bytes(array: Any) -> tuple[Any, ...]:
     return (memoryview(array.tobytes()),)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+def flattened(tensor: torch.Tensor) -> torch.Tensor | None:
     """`tensor` with one dimension; None if its values cannot be read here."""
     if not _is_held(tensor):
         return None

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -28,7 +27,7 @@ from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.inspect.stacks import LONGEST_NAME, NOT_SHOWN, values_of
-from ddp_notebook.rank.inspect.tensor_values import TensorReader, sample
+from ddp_notebook.rank.inspect.tensor_values import TensorReader, flattened, sample
 from ddp_notebook.rank.inspect.value_digests import Digester
 from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
@@ -73,10 +72,9 @@ class Variables:
         names = users if frame is None else frame.f_globals
         function = file = ""
         if frame is not None:
-            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:]
-            name = frame.f_code.co_filename
-            cell = stack_frames.CELL_NAME.fullmatch(name)
-            file = f"cell {cell[1]}" if cell else name.rpartition("/")[2][-LONGEST_NAME:]
+            function = stack_frames.own_name(frame.f_code)[-LONGEST_NAME:]
+            path = stack_frames.file_shown(frame.f_code.co_filename)
+            file = path.rpartition("/")[2][-LONGEST_NAME:]
         groups: list[tuple[str, str, list[tuple[str, Any]]]] = []
         if frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)
@@ -146,7 +144,8 @@ def describe(
         variable = Variable(name, safe_repr.of(value))
     if digester is None or variable.tensor is not None or variable.number is not None:
         return variable
-    digest = digester.of(_tensors_of(value) if is_model else value)
+    whole = _tensors_of(value, "_parameters", "_buffers") if is_model else value
+    digest = digester.of(whole)
     return replace(variable, digest=digest) if digest else variable
 
 
@@ -173,7 +172,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
 
 def _model(name: str, model: Any) -> Variable:
     """A model: its class, how many parameters, how many of them do not train, whether it does."""
-    attributes, parameters = _ATTRIBUTES_OF(model), list(_parameters(model))
+    attributes, parameters = _ATTRIBUTES_OF(model), _tensors_of(model, "_parameters")
     count = sum(parameter.numel() for parameter in parameters)
     frozen = sum(tensor.numel() for tensor in parameters if not tensor.requires_grad)
     size = f"{count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''}"
@@ -181,44 +180,24 @@ def _model(name: str, model: Any) -> Variable:
     kind, inner = safe_repr.class_name(model), attributes.get("_modules", {}).get("module")
     if type(model) is torch.nn.parallel.DistributedDataParallel and inner is not None:
         kind = f"DDP({safe_repr.class_name(inner)})"
-    return Variable(name, f"{kind}, {size}, {mode}", digest=_digest_of_some(parameters))
+    # Of some values of the first parameters: of a large model there is no other. Empty where they
+    # cannot be read: on a GPU, in parts.
+    read = [flattened(parameter.detach()) for parameter in parameters[:200]]
+    samples = [sample(values) for values in read if values is not None]
+    digest = f"{zlib.crc32(repr(samples).encode()):08x}" if len(samples) == len(read) else ""
+    return Variable(name, f"{kind}, {size}, {mode}", digest=digest)
 
 
-def _digest_of_some(parameters: list[torch.Tensor]) -> str:
-    """The digest of some values of the first parameters: of a large model there is no other.
-
-    Empty where they cannot be read: on a GPU, in parts.
-    """
-    crc = 0
-    for parameter in parameters[:200]:
-        flat = parameter.detach()
-        held = flat.untyped_storage().nbytes() >= flat.numel() * flat.element_size()
-        if flat.device.type != "cpu" or not flat.is_contiguous() or not held:
-            return ""
-        crc = zlib.crc32(repr(sample(flat.view(-1))).encode(), crc)
-    return f"{crc:08x}"
-
-
-def _parameters(model: Any) -> Iterator[torch.Tensor]:
-    """The parameters of a model and its submodules, each once."""
+def _tensors_of(model: Any, *kinds: str) -> list[torch.Tensor]:
+    """Return what a model and its submodules hold in these dicts, each tensor once."""
     found = {
-        id(parameter): parameter
+        id(tensor): tensor
+        for kind in kinds
         for module in _modules(model)
-        for parameter in list(_ATTRIBUTES_OF(module).get("_parameters", {}).values())
-        if type(parameter) in TENSORS
+        for tensor in list(_ATTRIBUTES_OF(module).get(kind, {}).values())
+        if type(tensor) in TENSORS
     }
-    yield from found.values()
-
-
-def _tensors_of(model: Any) -> list[torch.Tensor]:
-    """The parameters of a model, and the buffers of all submodules."""
-    buffers = [
-        buffer
-        for module in _modules(model)
-        for buffer in list(_ATTRIBUTES_OF(module).get("_buffers", {}).values())
-        if type(buffer) in TENSORS
-    ]
-    return [*_parameters(model), *buffers]
+    return list(found.values())
 
 
 def _modules(model: Any) -> list[Any]:

@@ -133,8 +133,7 @@ class Waiting:
         if inside:
             return Activity.WAITING
         if self._main_thread.running:
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            returned = torch_private.function_returned(frames.chain(frame))
+            returned = torch_private.function_returned(frames.chain(frames.main_frame()))
             return Activity.IDLE if returned else Activity.BUSY
         return Activity.FAILED if self._main_thread.error else Activity.IDLE
 
@@ -199,9 +198,15 @@ class Waiting:
         key = store_keys.awaited(frames.chain(awaited.frame))
         if key:
             return Wait("key", key=key)
+        # In torch's C++ or in ``work.wait()`` while a collective is not done. C++ has no frames of
+        # Python's; but it is called from few modules of torch's, and a thread that computes there
+        # is runnable.
+        if awaited.frame is None or self._observer.waits_for() is None:
+            return Wait()
+        module = next((str(e.f_globals.get("__name__", "")) for e in awaited.stack), "")
+        waits = works.is_asked(awaited.frame) or module.startswith(_WAITS_IN_CPP)
         # Looked at last, and again: a rank that goes on meanwhile is no rank that waits.
-        waits = self._awaits_work(awaited) and not awaited.has_moved
-        return Wait("collective") if waits else Wait()
+        return Wait("collective") if waits and not awaited.has_moved else Wait()
 
     def _hung_on_gpu(self, awaited: Awaited) -> int | None:
         """Return the number of the collective for which the main thread waits through its GPU.
@@ -246,17 +251,6 @@ class Waiting:
             if self._is_users(frame.f_code.co_filename):
                 break
         return collective
-
-    def _awaits_work(self, awaited: Awaited) -> bool:
-        """Return whether it is in torch's C++ or in ``work.wait()`` while a collective is not done.
-
-        C++ has no frames of Python's; but it is called from few modules of torch's, and only a
-        thread that is not runnable is asked about: one that computes there is.
-        """
-        if awaited.frame is None or self._observer.waits_for() is None:
-            return False
-        module = next((str(e.f_globals.get("__name__", "")) for e in awaited.stack), "")
-        return works.is_asked(awaited.frame) or module.startswith(_WAITS_IN_CPP)
 
 
 def _instruction(frame: FrameType | None) -> int:

@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import process, util
 from pathlib import Path
 from types import ModuleType
@@ -154,7 +154,17 @@ class Children:
         original = getattr(module, _STARTS, None)
         if original is None:
             return
-        starts = self._starting(original)
+
+        @functools.wraps(original)
+        def starts(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
+            if not self._alone and nprocs:
+                self._tell()
+                self._warn("a process" if nprocs == 1 else f"{nprocs} processes")
+            # These processes have to create a store of their own: with the variables that torchrun
+            # sets for its ranks, they would wait for a store that was never started.
+            os.environ.pop(_AGENTS_STORE, None)
+            return original(fn, args, nprocs, *more, **named)
+
         for place in (module, torch.multiprocessing):
             if isinstance(place, ModuleType) and getattr(place, _STARTS, None) is original:
                 setattr(place, _STARTS, starts)
@@ -165,25 +175,6 @@ class Children:
         os.environ[job_folder.FOLDER_VARIABLE] = str(self._folder)
         if "RANK" in os.environ:
             os.environ[PID_VARIABLE] = str(os.getpid())  # who inherits it is another rank
-
-    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`start_processes` of torch's, for processes that have to create a store of their own.
-
-        With the variables that torchrun sets for its ranks, they would wait for a store that was
-        never started.
-        """
-
-        @functools.wraps(original)
-        def start_processes(
-            fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any
-        ) -> Any:
-            if not self._alone and nprocs:
-                self._tell()
-                self._warn("a process" if nprocs == 1 else f"{nprocs} processes")
-            os.environ.pop(_AGENTS_STORE, None)
-            return original(fn, args, nprocs, *more, **named)
-
-        return start_processes
 
     def _warn(self, what: str) -> None:
         self._warned = True

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,12 @@ def begin() -> None:
     """Prepare this process: now if it is a rank, else if it becomes one. Once."""
     here = Prepared()
     rank = os.environ.get("RANK", "")
-    if rank.isascii() and rank.isdigit() and _is_ranks_own():
+    # Workers of a DataLoader, and what a script starts by subprocess, inherit RANK. The first are
+    # known by their parent; for the second the rank leaves its pid in the environment.
+    spawned = sys.modules.get("multiprocessing.process")
+    is_worker = spawned is not None and spawned.parent_process() is not None
+    is_own = os.environ.get(PID_VARIABLE, str(os.getpid())) == str(os.getpid())
+    if rank.isascii() and rank.isdigit() and is_own and not is_worker:
         os.environ[PID_VARIABLE] = str(os.getpid())
         here.appear(int(rank))
     here.watch()
@@ -52,16 +57,6 @@ def _name(function: Callable[..., None], places: Iterable[object]) -> None:
     """Make it what these modules call."""
     for place in places:
         setattr(place, _CALLED, function)
-
-
-def _is_ranks_own() -> bool:
-    """True if RANK is this process's own; a process that a rank started inherits it."""
-    # Workers of a DataLoader, and what a script starts by subprocess, inherit RANK. The first are
-    # known by their parent; for the second the rank leaves its pid in the environment.
-    spawned = sys.modules.get("multiprocessing.process")
-    if spawned is not None and spawned.parent_process() is not None:
-        return False
-    return os.environ.get(PID_VARIABLE, str(os.getpid())) == str(os.getpid())
 
 
 class Prepared:
@@ -100,8 +95,14 @@ class Prepared:
                     _name(torchs, places)
                 # The user waits in `init_process_group` meanwhile. Whatever fails here, the
                 # call goes on below with the user's own arguments.
-                with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
-                    self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
+                collects = gc.isenabled()
+                gc.disable()  # with all of torch's objects a collection takes 0.1 s
+                try:
+                    with contextlib.suppress(Exception):  # the job goes on without us
+                        self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
+                finally:
+                    if collects:
+                        gc.enable()
             call = distributed_c10d.init_process_group
             (torchs if call is init_process_group else call)(*args, **options)
 
@@ -132,35 +133,19 @@ class Prepared:
         """A report of a rank that has not called init_process_group: it runs code of its own."""
         if question != "report":
             return {"error": "it has not called init_process_group yet"}
-        path = _path()
+        # The main thread's lines of the user's code, the outermost first.
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        path: list[dict[str, Any]] = []
+        while frame is not None and len(path) < 50:
+            file, name = frame.f_code.co_filename, frame.f_code.co_name
+            if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):
+                function = "" if name == "<module>" else name
+                line = {"file": Path(file).name, "line": frame.f_lineno, "function": function}
+                path.insert(0, line)
+            frame = frame.f_back
         doing = f"{path[-1]['file']}:{path[-1]['line']}" if path else "Python's own code"
         report = {"rank": self._rank, "activity": "busy", "doing": doing, "path": path, "run": 1}
         return {"answer": report}
-
-
-@contextlib.contextmanager
-def _no_collecting() -> Iterator[None]:
-    """A context without garbage collection, which takes 0.1 s with all of torch's objects."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _path() -> list[dict[str, Any]]:
-    """The main thread's lines of the user's code, the outermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    path: list[dict[str, Any]] = []
-    while frame is not None and len(path) < 50:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):
-            function = "" if name == "<module>" else name
-            path.append({"file": Path(file).name, "line": frame.f_lineno, "function": function})
-        frame = frame.f_back
-    return path[::-1]
 
 
 def about(rank: int, world_size: int | None, launcher: int = 0) -> About:

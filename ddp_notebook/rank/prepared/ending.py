@@ -103,8 +103,15 @@ class _Exits:
         @functools.wraps(pythons)
         def leave(status: Any = None, /) -> NoReturn:
             if threading.current_thread() is threading.main_thread():
+                kind, value, trace = sys.exc_info()
+                self._noted = {}
                 with contextlib.suppress(Exception):  # the user's own __str__
-                    self._note(status, sys._getframe(1))
+                    if kind is not None and issubclass(kind, Exception) and status not in (None, 0):
+                        frames = traceback.extract_tb(trace)
+                        self._noted = _as_error(kind.__name__, str(value), frames)
+                    elif status not in (None, 0):
+                        frames = traceback.extract_stack(sys._getframe(1))
+                        self._noted = _as_error("SystemExit", str(status), frames)
             pythons(status)
 
         sys.exit = leave
@@ -129,14 +136,6 @@ class _Exits:
         """Hold nothing of the user's: Python is about to free it."""
         self._outermost = None
 
-    def _note(self, status: object, frame: FrameType) -> None:
-        kind, value, trace = sys.exc_info()
-        self._noted = {}
-        if kind is not None and issubclass(kind, Exception) and status not in (None, 0):
-            self._noted = _as_error(kind.__name__, str(value), traceback.extract_tb(trace))
-        elif status not in (None, 0):
-            self._noted = _as_error("SystemExit", str(status), traceback.extract_stack(frame))
-
 
 def _as_error(kind: str, text: str, frames: Sequence[traceback.FrameSummary]) -> dict[str, object]:
     rows = [(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames[-100:]]
@@ -159,7 +158,17 @@ def write_stacks_when_ended(folder: Path) -> None:
         if not faulthandler.is_enabled():  # else the user reads of crashes elsewhere
             faulthandler.enable(file)
             _hide_from_the_user()
-        os.register_at_fork(after_in_child=functools.partial(_write_none_in_a_fork, file))
+
+        def write_none() -> None:
+            # The end of a forked child is not that of this process.
+            if not _is_handled():
+                faulthandler.unregister(signal.SIGTERM)
+            with contextlib.suppress(OSError):  # faulthandler may be on for a file of the user's
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, file, inheritable=False)
+                os.close(nowhere)
+
+        os.register_at_fork(after_in_child=write_none)
 
 
 def _hide_from_the_user() -> None:
@@ -191,18 +200,6 @@ def _hide_from_the_user() -> None:
 
     module.is_enabled, module.enable = users_is_enabled, users_enable
     module.disable = users_disable
-
-
-def _write_none_in_a_fork(file: int) -> None:
-    """In a forked child: its end is not that of this process."""
-    if not _is_handled():
-        faulthandler.unregister(signal.SIGTERM)
-    with contextlib.suppress(
-        OSError
-    ):  # the user may have enabled faulthandler for a file of theirs
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file, inheritable=False)
-        os.close(nowhere)
 
 
 def _is_handled() -> bool:

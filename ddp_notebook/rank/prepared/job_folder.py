@@ -202,11 +202,15 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
     folder = folder or root()
     if not is_private(folder):
         return []
+    import msgspec  # a rank that starts reads none, and need not wait for it
+
     found = []
     for own in sorted(folder.iterdir())[:10_000]:
-        about = _about(read(own / _ABOUT, 1 << 16)) if is_private(own) else None
-        if about is not None:
-            found.append((about, own))
+        if is_private(own):
+            with contextlib.suppress(msgspec.ValidationError):  # it is anything else
+                about = msgspec.convert(read(own / _ABOUT, 1 << 16), About)
+                if about.version == 1:
+                    found.append((about, own))
     return sorted(found, key=lambda each: each[0].wall_s)
 
 
@@ -229,27 +233,12 @@ def sweep() -> None:
     ended = [of for of in jobs if not run & {(about.pid, about.began) for about in of.values()}]
     for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
         for about in of.values():
-            _remove(folders[about.pid, about.began])
-
-
-def _remove(folder: Path) -> None:
-    """Remove it, last what says whose it is: the next one finds it if this process ends."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.name != _ABOUT:
-                path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _about(wire: Mapping[str, object]) -> About | None:
-    """The `About` in a file; None for anything else, or for another version."""
-    import msgspec  # a rank that starts reads none, and need not wait for it
-
-    try:
-        about = msgspec.convert(wire, About)
-    except msgspec.ValidationError:
-        return None
-    return about if about.version == 1 else None
+            folder = folders[about.pid, about.began]
+            # Last what says whose it is: the next one finds it if this process ends meanwhile.
+            with contextlib.suppress(OSError):
+                for path in set(folder.iterdir()) - {folder / _ABOUT}:
+                    path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- processes -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ddp_notebook.model import Category, InitArguments, name_ranks
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.errors import StageError
-from ddp_notebook.rank.setup.listening import explain, listen
+from ddp_notebook.rank.setup.listening import explain, host_store
 from ddp_notebook.rank.setup.reachability import Resolver
 
 
@@ -29,41 +29,37 @@ class StoreClient:
         self._resolver = resolver
 
     def open_store(self, arguments: InitArguments, plan: SetUpPlan) -> dist.Store:
-        """The store that this rank's arguments name. Raises StageError."""
-        self._main_thread.waiting_in = "store"
+        """Open the store that this rank's arguments name. Raises StageError."""
+        main = self._main_thread
+        main.waiting_in = "store"
         if arguments.method == "file":
-            return _file_store(arguments)
-        assert arguments.master_port is not None
+            try:
+                Path(arguments.path).open("ab").close()
+            except OSError as error:
+                raise StageError(
+                    f"The rendezvous file {arguments.path} cannot be written: {error.strerror}.",
+                    "Use a folder that every rank may write, or --init-method env.",
+                    Category.FILESYSTEM.value,
+                ) from None
+            return dist.FileStore(arguments.path, arguments.world_size or 1)
+        host, port = arguments.master_addr, arguments.master_port
+        assert port is not None
         if arguments.hosts_store:
-            return self._host(arguments, arguments.master_port, plan)
-        timeout_s = arguments.timeout_s or plan.timeout_s
-        self._await_listener(arguments.master_addr, arguments.master_port, timeout_s, plan)
+            # As rank 0 of a plain script does; only on the requested address.
+            while not self._resolver.lookup(host):
+                main.doing = f"store: the resolver has not answered what {host} is"
+                if main.abort.is_set():
+                    raise StageError("aborted", "%ddp_init")
+            main.doing = ""
+            try:
+                return host_store(host, port, plan.timeout)
+            except OSError as error:
+                why = explain(error, host, port)
+                category = why.category or Category.UNREACHABLE_MASTER.value
+                raise StageError(why.cause, why.remedy, category) from None
+        self._await_listener(host, port, arguments.timeout_s or plan.timeout_s, plan)
         return dist.TCPStore(
-            arguments.master_addr,
-            arguments.master_port,
-            None,
-            is_master=False,
-            timeout=plan.timeout,
-            wait_for_workers=False,
-        )
-
-    def _host(self, arguments: InitArguments, port: int, plan: SetUpPlan) -> dist.Store:
-        """Host the store here, as rank 0 of a plain script does; only on the requested address."""
-        self._await_resolver(arguments.master_addr)
-        try:
-            listener = listen(arguments.master_addr, port)
-        except OSError as error:
-            why = explain(error, arguments.master_addr, port)
-            category = why.category or Category.UNREACHABLE_MASTER.value
-            raise StageError(why.cause, why.remedy, category) from None
-        return dist.TCPStore(
-            arguments.master_addr,
-            port,
-            None,
-            is_master=True,
-            timeout=plan.timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+            host, port, None, is_master=False, timeout=plan.timeout, wait_for_workers=False
         )
 
     def _await_listener(self, host: str, port: int, timeout_s: float, plan: SetUpPlan) -> None:
@@ -78,14 +74,6 @@ class StoreClient:
                     f"The store at {host}:{port} did not answer within {timeout_s:g} s: {why}.",
                     "%ddp_why compares this rank's MASTER_ADDR and MASTER_PORT with the others'",
                 )
-        self._main_thread.doing = ""
-
-    def _await_resolver(self, host: str) -> None:
-        """Wait until the resolver has answered for `host`. Raises StageError if aborted."""
-        while not self._resolver.lookup(host):
-            self._main_thread.doing = f"store: the resolver has not answered what {host} is"
-            if self._main_thread.abort.is_set():
-                raise StageError("aborted", "%ddp_init")
         self._main_thread.doing = ""
 
     def _try_to_connect(self, host: str, port: int) -> str | None:
@@ -126,17 +114,3 @@ class StoreClient:
                     f"{who.capitalize()} did not join within {plan.timeout_s:g} s.",
                     "%ddp_status shows where they are; %ddp_init --timeout allows more time",
                 )
-
-
-def _file_store(arguments: InitArguments) -> dist.Store:
-    """The file, which this rank must be able to write."""
-    try:
-        with Path(arguments.path).open("ab"):
-            pass
-    except OSError as error:
-        raise StageError(
-            f"The rendezvous file {arguments.path} cannot be written: {error.strerror}.",
-            "Use a folder that every rank may write, or --init-method env.",
-            Category.FILESYSTEM.value,
-        ) from None
-    return dist.FileStore(arguments.path, arguments.world_size or 1)

@@ -1,4 +1,4 @@
-"""A socket that listens for a store; why it cannot, and who listens there instead."""
+"""Hosts a store; says why it cannot listen, and who listens there instead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import errno
 import os
 import socket
+from datetime import timedelta
+
+from torch.distributed import TCPStore
 
 from ddp_notebook.model import Category
 from ddp_notebook.rank.setup.errors import StageError
@@ -23,6 +26,20 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def host_store(host: str, port: int, timeout: timedelta) -> TCPStore:
+    """Host a store on `host` only; port 0: the system chooses. Raises OSError, RuntimeError."""
+    listener = listen(host, port)
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        None,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def explain(error: OSError | RuntimeError, host: str, port: int) -> StageError:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ddp_notebook.model import OWN_STORE, InitArguments
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.main_thread import Aborted, MainThread
+from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.rendezvous import InitCalls, prefixes
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
@@ -44,8 +44,18 @@ class OwnStores(Component):
         if not hasattr(torchs, _MARK):
             setattr(dist.TCPStore, _CONSTRUCTOR, self._noted(torchs))
         prefixed = dist.PrefixStore.__init__
-        if not hasattr(prefixed, _MARK):
-            setattr(dist.PrefixStore, _CONSTRUCTOR, _with_its_prefix(prefixed))
+        if hasattr(prefixed, _MARK):
+            return
+
+        def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
+            prefixed(store, *args, **named)
+            # torch's object has no attribute for it.
+            prefix = args[0] if args else named.get("prefix")
+            if isinstance(prefix, str):
+                prefixes[store] = prefix
+
+        setattr(prefixes_store, _MARK, True)
+        setattr(dist.PrefixStore, _CONSTRUCTOR, functools.update_wrapper(prefixes_store, prefixed))
 
     def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
         def opens_store(store: Any, *args: Any, **named: Any) -> None:
@@ -67,24 +77,10 @@ class OwnStores(Component):
             finally:
                 self._sockets.group_ended()
                 main.waiting_in = ""
-            if main.abort.is_set():
-                raise Aborted("aborted (%ddp_abort)")  # it is a stand-in that has answered
+            main.end_if_aborted()  # it is a stand-in that has answered
 
         setattr(opens_store, _MARK, True)
         return functools.update_wrapper(opens_store, torchs)
-
-
-def _with_its_prefix(torchs: Callable[..., None]) -> Callable[..., None]:
-    """torch's constructor of a PrefixStore, which has no attribute for its prefix."""
-
-    def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
-        torchs(store, *args, **named)
-        prefix = args[0] if args else named.get("prefix")
-        if isinstance(prefix, str):
-            prefixes[store] = prefix
-
-    setattr(prefixes_store, _MARK, True)
-    return functools.update_wrapper(prefixes_store, torchs)
 
 
 def _arguments(args: Sequence[Any], named: Mapping[str, Any]) -> InitArguments | None:

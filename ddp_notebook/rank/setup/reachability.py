@@ -36,22 +36,21 @@ class Resolver:
         """
         with contextlib.suppress(ValueError):
             return (str(ipaddress.ip_address(host)),)
+
+        def resolve() -> None:
+            try:
+                entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                self._names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+            except (OSError, UnicodeError) as error:
+                self._names[host] = getattr(error, "strerror", None) or str(error)
+
         thread = self._threads.get(host)
         if thread is None or not thread.is_alive():
-            thread = threading.Thread(
-                target=self._resolve, args=(host,), name="ddp-resolve", daemon=True
-            )
+            thread = threading.Thread(target=resolve, name="ddp-resolve", daemon=True)
             self._threads[host] = thread
             thread.start()
         thread.join(RESOLVE_TIMEOUT_S)
         return self._names.get(host, "")
-
-    def _resolve(self, host: str) -> None:
-        try:
-            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            self._names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        except (OSError, UnicodeError) as error:
-            self._names[host] = getattr(error, "strerror", None) or str(error)
 
     def resolved(self, host: str) -> dict[str, tuple[str, ...]]:
         """Return the addresses of names, by name; empty while not known."""
@@ -97,8 +96,10 @@ class Reachability:
 def reach(targets: Sequence[str]) -> list[model.Probe]:
     """Try to connect to each ``address:port``, to all at once. gloo ignores a connection on which
     nothing is sent."""
+    silent = f"no answer within {PROBE_TIMEOUT_S:g} s"
+    probes = {target: model.Probe(target, "timeout", silent) for target in targets}
     waiting: dict[int, tuple[socket.socket, str]] = {}
-    probes: dict[str, model.Probe] = {}
+    poll = select.poll()
     with contextlib.ExitStack() as stack:
         for target in targets:
             host, _, port = target.rpartition(":")
@@ -107,38 +108,20 @@ def reach(targets: Sequence[str]) -> list[model.Probe]:
             number = connection.connect_ex((host, int(port)))
             if number == errno.EINPROGRESS:
                 waiting[connection.fileno()] = (connection, target)
+                poll.register(connection, select.POLLOUT)
             else:
                 probes[target] = _probe(target, number)
-        probes.update(_await_answers(waiting))
-    return [probes[target] for target in targets]
-
-
-def _await_answers(waiting: dict[int, tuple[socket.socket, str]]) -> dict[str, model.Probe]:
-    """How each of these connections ends, within `PROBE_TIMEOUT_S`."""
-    poll = select.poll()
-    for fd in waiting:
-        poll.register(fd, select.POLLOUT)
-    probes: dict[str, model.Probe] = {}
-    deadline = time.monotonic() + PROBE_TIMEOUT_S
-    over = False
-    while len(probes) < len(waiting) and not over:
-        # Checked once more after the deadline: this thread may have had no core until then.
-        over = time.monotonic() > deadline
-        for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            poll.unregister(fd)
-            connection, target = waiting[fd]
-            probes[target] = _probe(
-                target, connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            )
-    silent = f"no answer within {PROBE_TIMEOUT_S:g} s"
-    for _, target in waiting.values():
-        probes.setdefault(target, model.Probe(target, "timeout", silent))
-    return probes
+        deadline, over = time.monotonic() + PROBE_TIMEOUT_S, False
+        while waiting and not over:
+            # Checked once more after the deadline: this thread may have had no core until then.
+            over = time.monotonic() > deadline
+            for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                poll.unregister(fd)
+                connection, target = waiting.pop(fd)
+                number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                probes[target] = _probe(target, number)
+    return list(probes.values())
 
 
 def _probe(target: str, number: int) -> model.Probe:
-    return (
-        model.Probe(target, "refused", os.strerror(number))
-        if number
-        else model.Probe(target, "open")
-    )
+    return model.Probe(target, *(("refused", os.strerror(number)) if number else ("open",)))

@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import re
+import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -71,36 +72,9 @@ class InitCalls(Component):
 
     def attach(self) -> None:
         """Record torch's `init_process_group`, under both of its names."""
-        if not hasattr(distributed_c10d.init_process_group, _MARK):
-            noted = self._noted(distributed_c10d.init_process_group)
-            distributed_c10d.init_process_group = noted
-            dist.init_process_group = noted
-
-    def setup_begins(self) -> None:
-        """Forget earlier calls."""
-        self.calls = Calls()
-
-    def run_begins(self, run: Run) -> None:
-        """The same, unless a setup that is being stepped through continues after this run."""
-        if not self._main_thread.paused_before:
-            self.calls = Calls()
-
-    def enter(self, arguments: InitArguments) -> None:
-        """A call begins."""
-        calls = self.calls
-        calls.entered += 1
-        calls.arguments = arguments
-        calls.inside = True
-        calls.called_ns = time.monotonic_ns()
-        calls.host, calls.network = process.host(), process.network()
-        self._sockets.call_begins()
-
-    def leave(self) -> None:
-        """A call returned: there is a group."""
-        self.calls.returned += 1
-        self.calls.inside = False
-
-    def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
+        torchs = distributed_c10d.init_process_group
+        if hasattr(torchs, _MARK):
+            return
         signature = inspect.signature(torchs)
 
         @functools.wraps(torchs)
@@ -118,8 +92,7 @@ class InitCalls(Component):
             calls = self.calls
             try:
                 if not dist.is_initialized():
-                    self._await_folder(arguments)
-                    self._await_name(arguments)
+                    self._await_place(arguments)
                 torchs(*args, **options)
                 # While torch waited, a run or a setup that began may have put others in their
                 # place: then what returns now is of the past.
@@ -129,48 +102,63 @@ class InitCalls(Component):
                 calls.inside = False
 
         setattr(init_process_group, _MARK, True)
-        return init_process_group
+        distributed_c10d.init_process_group = dist.init_process_group = init_process_group
 
-    def _await_folder(self, arguments: InitArguments) -> None:
-        """Wait here for the folder of a rendezvous file: torch does with Python's lock held.
+    def setup_begins(self) -> None:
+        """Forget earlier calls."""
+        self.calls = Calls()
 
-        So no thread of the rank could say what is wrong. Raises Aborted, and DistStoreError when
-        torch would give up.
+    def run_begins(self, run: Run) -> None:
+        """The same, unless a setup that is being stepped through continues after this run."""
+        if not self._main_thread.paused_before:
+            self.calls = Calls()
+
+    def enter(self, arguments: InitArguments) -> None:
+        """A call begins."""
+        calls = self.calls
+        calls.entered += 1
+        calls.arguments = arguments
+        calls.inside = True
+        calls.called_ns = time.monotonic_ns()
+        calls.host, calls.network = socket.gethostname(), process.network()
+        self._sockets.call_begins()
+
+    def leave(self) -> None:
+        """A call returned: there is a group."""
+        self.calls.returned += 1
+        self.calls.inside = False
+
+    def _await_place(self, arguments: InitArguments) -> None:
+        """Wait here for the folder of a rendezvous file, or until MASTER_ADDR resolves.
+
+        torch waits for the first with Python's lock held, so that no thread of the rank could say
+        what is wrong, and for the second in C++. Raises Aborted; and once torch would give up, what
+        it would raise. A call that torch will refuse anyway proceeds at once.
         """
-        folder = Path(arguments.path).parent
-        if arguments.method != "file" or None in (arguments.rank, arguments.world_size):
+        address, folder = arguments.master_addr, Path(arguments.path).parent
+        in_file = arguments.method == "file"
+        numbers = (arguments.rank, arguments.world_size, in_file or arguments.master_port)
+        if None in numbers or not (in_file or address):
             return
-        deadline = time.monotonic() + _FILE_WITHIN_S
+        limit_s = arguments.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
+        deadline = time.monotonic() + (_FILE_WITHIN_S if in_file else limit_s)
+
+        def is_there() -> bool:
+            if in_file:
+                return folder.exists()
+            return isinstance(self._resolver.lookup(address), tuple)
+
         try:
-            while not folder.exists():
+            while not is_there():
                 self._main_thread.waiting_in = "store"
                 if self._main_thread.abort.wait(_ASK_AGAIN_S):
                     raise Aborted("aborted (%ddp_abort)")
                 if time.monotonic() > deadline:
-                    why = os.strerror(errno.ENOENT)
-                    raise dist.DistStoreError(f"open({arguments.path}): {why}")
-        finally:
-            self._main_thread.waiting_in = ""
-
-    def _await_name(self, arguments: InitArguments) -> None:
-        """Wait here until MASTER_ADDR resolves: torch's client waits for that too, in C++.
-
-        Raises Aborted, and DistNetworkError after the call's timeout, as torch does. A call that
-        torch will refuse anyway proceeds at once.
-        """
-        numbers = (arguments.rank, arguments.world_size, arguments.master_port)
-        if None in numbers or not arguments.master_addr:
-            return
-        timeout_s = arguments.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
-        deadline = time.monotonic() + timeout_s
-        try:
-            while isinstance(why := self._resolver.lookup(arguments.master_addr), str):
-                self._main_thread.waiting_in = "store"
-                if self._main_thread.abort.wait(_ASK_AGAIN_S):
-                    raise Aborted("aborted (%ddp_abort)")
-                if time.monotonic() > deadline:
-                    why = why or "the resolver does not answer"
-                    raise dist.DistNetworkError(f"MASTER_ADDR {arguments.master_addr!r}: {why}")
+                    if in_file:
+                        why = os.strerror(errno.ENOENT)
+                        raise dist.DistStoreError(f"open({arguments.path}): {why}")
+                    why = str(self._resolver.lookup(address) or "the resolver does not answer")
+                    raise dist.DistNetworkError(f"MASTER_ADDR {address!r}: {why}")
         finally:
             self._main_thread.waiting_in = ""
 
@@ -185,14 +173,14 @@ def original() -> Callable[..., None]:
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     """Return what a call of `init_process_group` will use, determined as torch does it."""
     timeout = call.get("timeout")
-    backend = str(call.get("backend") or "")
-    timeout_s = timeout.total_seconds() if timeout is not None else None
+    made = functools.partial(
+        InitArguments,
+        backend=str(call.get("backend") or ""),
+        timeout_s=timeout.total_seconds() if timeout is not None else None,
+    )
     rank, world_size = call.get("rank", -1), call.get("world_size", -1)
     if call.get("store") is not None:
-        store = _which(call["store"])
-        return InitArguments(
-            "store", rank, world_size, backend=backend, timeout_s=timeout_s, store=store
-        )
+        return made("store", rank, world_size, store=_which(call["store"]))
     url = call.get("init_method") or "env://"
     parsed = urlparse(url)
     query = {key: values[-1] for key, values in parse_qs(parsed.query).items()}
@@ -200,15 +188,8 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     given_rank = rank if rank >= 0 else number(query.get("rank"))
     given_size = world_size if world_size >= 0 else number(query.get("world_size"))
     if parsed.scheme == "file":
-        return InitArguments(
-            "file",
-            given_rank,
-            given_size,
-            path=parsed.path,
-            backend=backend,
-            timeout_s=timeout_s,
-            stale=_was_here(parsed.path, given_rank),
-        )
+        stale = _was_here(parsed.path, given_rank)
+        return made("file", given_rank, given_size, path=parsed.path, stale=stale)
     raw = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if parsed.scheme == "tcp":
         address, port = parsed.hostname or "", parsed.port
@@ -216,17 +197,10 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
         address, port = raw.get("MASTER_ADDR", ""), number(raw.get("MASTER_PORT"))
         given_rank = given_rank if given_rank is not None else number(raw.get("RANK"))
         given_size = given_size if given_size is not None else number(raw.get("WORLD_SIZE"))
-    return InitArguments(
-        parsed.scheme or "env",
-        given_rank,
-        given_size,
-        address,
-        port,
-        backend=backend,
-        timeout_s=timeout_s,
-        hosts_store=given_rank == 0 and not uses_agent_store(),
-        raw=raw,
-    )
+    # torchrun's agent hosts the store where it says so.
+    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    method, hosts = parsed.scheme or "env", given_rank == 0 and not of_agent
+    return made(method, given_rank, given_size, address, port, hosts_store=hosts, raw=raw)
 
 
 prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -259,11 +233,6 @@ def _was_here(path: str, rank: int | None) -> bool:
     except OSError:
         return False
     return re.search(rb"default_pg/0//\w+//0/%d(?!\d)" % (rank or 0), data) is not None
-
-
-def uses_agent_store() -> bool:
-    """True if torch assumes that another process hosts the store."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def number(text: str | None) -> int | None:

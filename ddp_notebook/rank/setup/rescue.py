@@ -19,13 +19,13 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from ddp_notebook.model import OWN_STORE
+from ddp_notebook.model import OWN_STORE, InitArguments
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
 from ddp_notebook.rank.main_thread import MainThread
-from ddp_notebook.rank.setup.listening import listen
+from ddp_notebook.rank.setup.listening import host_store
 from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
@@ -54,7 +54,7 @@ class Rescue(Component):
         self._stand_ins.clear()
 
     def free(self) -> Freed:
-        """Shut down torch's connections; returns how many, and whether a stand-in store was needed.
+        """Shut down torch's connections; where there are none, stand in for what it waits for.
 
         It breaks the process group, and is harmless otherwise if nothing is blocked. Workers of the
         DataLoader in which the main thread waits are ended.
@@ -67,66 +67,42 @@ class Rescue(Component):
         closed = self._sockets.shut_down()
         calls = self._init_calls.calls
         opens = calls.arguments.method == OWN_STORE and self._main_thread.waiting_in == "store"
-        stood_in = (calls.inside or opens) and not closed and self._stand_in()
-        return Freed(closed, stood_in)
+        if not closed and (calls.inside or opens):
+            self._stand_in(calls)
+        return Freed(closed)
 
-    def _stand_in(self) -> bool:
-        """End what `init_process_group` waits for without a connection."""
-        calls = self._init_calls.calls
-        if not calls.inside:  # in a store of its own
-            return self._stand_in_for_the_store()
-        if calls.arguments.method == "file" and self._file_withheld is not calls:
+    def _stand_in(self, calls: Calls) -> None:
+        """End what `init_process_group`, or a store of the user's own, waits for."""
+        in_file = calls.inside and calls.arguments.method == "file"
+        if in_file and self._file_withheld is not calls:
             self._file_withheld = calls  # once: gloo must not get connections meanwhile
             _let_no_file_be_opened()
-            return True
-        return self._stand_in_for_peers() or self._stand_in_for_the_store()
-
-    def _stand_in_for_peers(self) -> bool:
-        """Make the connections that gloo waits for, and end them.
-
-        A peer that connects sends the number of the connection first.
-        """
-        listening = self._sockets.listening()
-        port = self._init_calls.calls.arguments.master_port
+            return
+        # The connections that gloo waits for are made, and ended. A peer that connects sends the
+        # number of the connection first.
+        listening = self._sockets.listening() if calls.inside else []
         for address in listening:
-            host_, _, own = address.rpartition(":")
+            host, _, port = address.rpartition(":")
             # The most of gloo's connections to end: those of a group of this many ranks.
-            for number in range(64 if own != str(port) else 0):
-                with contextlib.suppress(OSError), _connected(host_, int(own)) as peer:
+            for number in range(64 if port != str(calls.arguments.master_port) else 0):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection((host, int(port)), 0.2) as peer,
+                ):
                     peer.sendall(struct.pack("q", number))
-        return bool(listening)
+        if not listening:
+            self._stand_in_for_the_store(calls.arguments)
 
-    def _stand_in_for_the_store(self) -> bool:
+    def _stand_in_for_the_store(self, arguments: InitArguments) -> None:
         """Open a store for a main thread that polls a port where no process listens.
 
         It connects and waits on that connection, which the next `free` ends.
         """
-        calls = self._init_calls.calls
-        arguments = calls.arguments
-        if not arguments.master_port or arguments.hosts_store:
-            return False
-        if isinstance(self._resolver.lookup(arguments.master_addr), str):
-            return False  # there is no such host, or not yet
-        try:
-            listener = listen(arguments.master_addr, arguments.master_port)
-        except OSError:
-            return False
-        self._stand_ins.append(
-            TCPStore(
-                arguments.master_addr,
-                arguments.master_port,
-                None,
-                is_master=True,
-                timeout=timedelta(seconds=5),
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-        )
-        return True
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    return socket.create_connection((host, port), 0.2)
+        host, port = arguments.master_addr, arguments.master_port
+        # Not where the name does not resolve, or not yet: torch does not get that far.
+        if port and not arguments.hosts_store and not isinstance(self._resolver.lookup(host), str):
+            with contextlib.suppress(OSError):
+                self._stand_ins.append(host_store(host, port, timedelta(seconds=5)))
 
 
 def _let_no_file_be_opened() -> None:

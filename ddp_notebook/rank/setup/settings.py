@@ -48,36 +48,26 @@ def _set(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def backend(plan: SetUpPlan) -> str:
-    """The backend this rank asks for."""
-    return plan.settings.get(BACKEND) or plan.backend
-
-
-def read(plan: SetUpPlan, backend_name: str) -> InitArguments:
+def read(plan: SetUpPlan) -> InitArguments:
     """The init arguments of this rank, by its environment as it is now."""
     raw = {name: os.environ[name] for name in rendezvous.VARIABLES if name in os.environ}
-    tcp = plan.init_method == "tcp"
     rank = rendezvous.number(raw.get("RANK"))
-    timeout_s = float(plan.settings.get(TIMEOUT) or plan.timeout_s)
-    if plan.init_method == "file":
-        return InitArguments(
-            "file",
-            rank,
-            rendezvous.number(raw.get("WORLD_SIZE")),
-            path=plan.settings.get("STORE_PATH") or plan.store_path,
-            backend=backend_name,
-            timeout_s=timeout_s,
-            raw=raw,
-        )
+    in_file = plan.init_method == "file"
+    by_method: dict[str, tuple[str, int | None]] = {
+        "env": (raw.get("MASTER_ADDR", ""), rendezvous.number(raw.get("MASTER_PORT"))),
+        "tcp": (plan.master_addr, plan.master_port),
+    }
+    address, port = by_method.get(plan.init_method, ("", None))
     return InitArguments(
         plan.init_method,
         rank,
         rendezvous.number(raw.get("WORLD_SIZE")),
-        plan.master_addr if tcp else raw.get("MASTER_ADDR", ""),
-        plan.master_port if tcp else rendezvous.number(raw.get("MASTER_PORT")),
-        backend=backend_name,
-        timeout_s=timeout_s,
-        hosts_store=rank == 0 and plan.store == "rank0",
+        address,
+        port,
+        path=(plan.settings.get("STORE_PATH") or plan.store_path) if in_file else "",
+        backend=plan.settings.get(BACKEND) or plan.backend,
+        timeout_s=float(plan.settings.get(TIMEOUT) or plan.timeout_s),
+        hosts_store=rank == 0 and plan.store == "rank0" and not in_file,
         raw=raw,
     )
 

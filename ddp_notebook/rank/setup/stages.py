@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,28 +28,15 @@ from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.collectives.time_limits import wait_long
 from ddp_notebook.rank.component import Lifecycle
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.main_thread import Failure, MainThread
+from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import rendezvous, settings
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.errors import StageError
-from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.settings import Settings
-from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.setup.subgroups import Subgroups
+from ddp_notebook.rank.watched import Watched
 
 STAGES = tuple(Stage)[1:]
 """The stages after the launch, which a rank passes itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The objects that stages work with on this rank."""
-
-    main_thread: MainThread
-    init_calls: InitCalls
-    store_client: StoreClient
-    sockets: TorchSockets
-    subgroups: Subgroups
 
 
 class SetUp:
@@ -63,13 +49,13 @@ class SetUp:
         self,
         life: Lifecycle,
         events: EventSender,
-        parts: Parts,
+        watched: Watched,
         verified: Callable[[dict[str, Any]], None],
     ) -> None:
         self._life = life
         self._events = events
-        self._parts = parts
-        self._main_thread = parts.main_thread
+        self._watched = watched
+        self._main_thread = watched.main_thread
         self._verified = verified
         self._settings = Settings()
         self._bring_up: BringUp | None = None
@@ -92,7 +78,7 @@ class SetUp:
             # threads: without this, each `%ddp_abort` left some until Python's next collection.
             with torch_private.impatient_loaders():
                 gc.collect()
-        self._bring_up = BringUp(plan, self._parts, self._settings)
+        self._bring_up = BringUp(plan, self._watched, self._settings)
 
     def advance(self, to: Stage) -> bool:
         """Continue through stage `to`; False if one failed (the session was told)."""
@@ -102,7 +88,7 @@ class SetUp:
         self._main_thread.paused_before = ""
         while bring_up.left and bring_up.left[0].number <= to.number:
             if not self._run_stage(bring_up.left[0], bring_up):
-                self._parts.init_calls.calls.inside = False
+                self._watched.init_calls.calls.inside = False
                 return False
             bring_up.left.pop(0)
         if bring_up.left:
@@ -117,11 +103,12 @@ class SetUp:
 
     def _run_stage(self, stage: Stage, bring_up: BringUp) -> bool:
         main_thread, events, plan = self._main_thread, self._events, bring_up.plan
-        events.emit(StageStarted, stage=stage, waiting_for=bring_up.waiting_for(stage))
+        pass_stage, waiting_for = bring_up.step(stage)
+        events.emit(StageStarted, stage=stage, waiting_for=waiting_for)
         failed: StageError | None = None
         main_thread.running, main_thread.doing = True, ""
         try:
-            detail = bring_up.of(stage)()
+            detail = pass_stage()
         except StageError as error:
             failed = error
         except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
@@ -145,34 +132,26 @@ class SetUp:
 class BringUp:
     """The stages of one setup. Each method passes one stage and returns what it found."""
 
-    def __init__(self, plan: SetUpPlan, parts: Parts, own_settings: Settings) -> None:
+    def __init__(self, plan: SetUpPlan, watched: Watched, own_settings: Settings) -> None:
         self.plan = plan
         self.left = list(STAGES)
         """The stages not passed yet."""
-        self._parts = parts
+        self._watched = watched
+        self._store_client = StoreClient(watched.main_thread, watched.resolver)
         self._settings = own_settings
         self._store: dist.Store | None = None
         self._arguments = InitArguments()
         """The init arguments of this rank, by its environment."""
 
-    def of(self, stage: Stage) -> Callable[[], str]:
-        """The method that passes `stage`."""
+    def step(self, stage: Stage) -> tuple[Callable[[], str], str]:
+        """Return the method that passes `stage`, and what a rank may have to wait for in it."""
         return {
-            Stage.ENVIRONMENT: self.check_environment,
-            Stage.STORE: self.reach_store,
-            Stage.RENDEZVOUS: self.join_rendezvous,
-            Stage.PROCESS_GROUP: self.make_group,
-            Stage.VERIFIED: self.verify,
+            Stage.ENVIRONMENT: (self.check_environment, ""),
+            Stage.STORE: (self.reach_store, self.store_address),
+            Stage.RENDEZVOUS: (self.join_rendezvous, "the other ranks to join"),
+            Stage.PROCESS_GROUP: (self.make_group, "the other ranks to connect"),
+            Stage.VERIFIED: (self.verify, "an all_reduce of all ranks"),
         }[stage]
-
-    def waiting_for(self, stage: Stage) -> str:
-        """Return what a rank may have to wait for in `stage`."""
-        return {
-            Stage.STORE: self.store_address,
-            Stage.RENDEZVOUS: "the other ranks to join",
-            Stage.PROCESS_GROUP: "the other ranks to connect",
-            Stage.VERIFIED: "an all_reduce of all ranks",
-        }.get(stage, "")
 
     @property
     def store_address(self) -> str:
@@ -191,35 +170,30 @@ class BringUp:
         """The variables torch reads can work; the device and the backend exist."""
         plan = self.plan
         self._settings.apply(plan)
-        backend = settings.backend(plan)
-        self._read_arguments(backend)
-        if "nccl" in backend and not dist.is_nccl_available():
+        self._read_arguments()
+        if "nccl" in self._arguments.backend and not dist.is_nccl_available():
             raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
         torch.set_num_threads(plan.threads)
-        self._claim_device()
+        if plan.device.startswith("cuda"):
+            if not torch.cuda.is_available():
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+                raise StageError(
+                    f"No CUDA device is usable (CUDA_VISIBLE_DEVICES={visible}).",
+                    "%ddp_init --device cpu, or check the GPU with nvidia-smi",
+                )
+            torch.cuda.set_device(torch.device(plan.device))
         return f"RANK={self._arguments.rank} WORLD_SIZE={self._arguments.world_size}"
 
-    def _read_arguments(self, backend: str) -> None:
-        self._arguments = settings.read(self.plan, backend)
+    def _read_arguments(self) -> None:
+        self._arguments = settings.read(self.plan)
         settings.check(self._arguments, self.plan)
-        self._parts.init_calls.enter(self._arguments)
-
-    def _claim_device(self) -> None:
-        if not self.plan.device.startswith("cuda"):
-            return
-        if not torch.cuda.is_available():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-            raise StageError(
-                f"No CUDA device is usable (CUDA_VISIBLE_DEVICES={visible}).",
-                "%ddp_init --device cpu, or check the GPU with nvidia-smi",
-            )
-        torch.cuda.set_device(torch.device(self.plan.device))
+        self._watched.init_calls.enter(self._arguments)
 
     def reach_store(self) -> str:
         """The store answers. Its address is read again: it may have been corrected."""
         plan = self.plan
-        self._read_arguments(self._arguments.backend)
-        store = self._parts.store_client.open_store(self._arguments, plan)
+        self._read_arguments()
+        store = self._store_client.open_store(self._arguments, plan)
         store.set_timeout(plan.timeout)
         # The store outlives a setup. What ranks wrote in an earlier one must not count in this.
         self._store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
@@ -231,13 +205,13 @@ class BringUp:
         size = self.world_size
         self._store.set(f"join/{self._arguments.rank}", f"{os.getpid()}")
         keys = [f"join/{rank}" for rank in range(size)]
-        self._parts.store_client.await_keys(self._store, keys, self.plan)
+        self._store_client.await_keys(self._store, keys, self.plan)
         return f"{size} of {size} ranks"
 
     def make_group(self) -> str:
         """torch's default process group exists on this rank."""
         assert self._store is not None
-        self._parts.main_thread.waiting_in = "process-group"
+        self._watched.main_thread.waiting_in = "process-group"
         # Not the function that records calls: `_read_arguments` has recorded this one, with what
         # the environment says and not with the store that is passed here.
         rendezvous.original()(
@@ -247,13 +221,13 @@ class BringUp:
             world_size=self.world_size,
             timeout=self.plan.timeout,
         )
-        self._parts.init_calls.leave()
-        self._parts.sockets.setup_ended()
+        self._watched.init_calls.leave()
+        self._watched.sockets.setup_ended()
         return dist.get_backend()
 
     def verify(self) -> str:
         """One all_reduce gives the right sum on this rank."""
-        self._parts.main_thread.waiting_in = "collective"
+        self._watched.main_thread.waiting_in = "collective"
         value = torch.full((1024,), float(dist.get_rank() + 1), device=self.plan.device)
         dist.all_reduce(value)
         expected = self.world_size * (self.world_size + 1) / 2
@@ -266,7 +240,7 @@ class BringUp:
         # hangs, and a timeout of torch's would only end what the user wants to look at.
         wait_long(dist.group.WORLD)
         assert self._store is not None
-        again = self._parts.subgroups.make_again(self._store, dist.get_rank(), self.world_size)
+        again = self._watched.subgroups.make_again(self._store, dist.get_rank(), self.world_size)
         return " · ".join(filter(None, (f"all_reduce gave {expected:g}", again)))
 
     def names(self) -> dict[str, Any]:

@@ -10,28 +10,16 @@ import os
 import signal
 from datetime import timedelta
 
-from torch.distributed import TCPStore
-
 from ddp_notebook.model import SESSION, StoreFailed, StoreOpened
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.setup.listening import explain, listen
+from ddp_notebook.rank.setup.listening import explain, host_store
 
 
 def main(url: str, source: str, host: str, port: int) -> None:
     """Host a store at `host`:`port` (0: the system chooses) until this process is ended."""
     events = EventSender(SESSION, url, source)
     try:
-        listener = listen(host, port)
-        actual_port = listener.getsockname()[1]
-        store = TCPStore(
-            host,
-            actual_port,
-            None,
-            is_master=True,
-            timeout=timedelta(seconds=30),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        store = host_store(host, port, timedelta(seconds=30))
     except (OSError, RuntimeError) as error:
         why = explain(error, host, port)
         events.emit(
@@ -43,6 +31,6 @@ def main(url: str, source: str, host: str, port: int) -> None:
         )
         events.close()
         return
-    events.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
+    events.emit(StoreOpened, host=host, port=store.port, pid=os.getpid())
     signal.pause()
     del store

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,14 +87,21 @@ class Subgroups(Component):
         All ranks call it, with the same store, when the default group is new. What a member has
         no more (its process is new, or nothing there holds the group) is named and not made.
         """
-        lost = _by_key(subgroup for subgroup in self._lost if subgroup.group() is not None)
+        lost: dict[_Key, _Subgroup] = {}
+        seen: Counter[tuple[str, Ranks]] = Counter()
+        for subgroup in self._lost:
+            if subgroup.group() is not None:
+                named = str(subgroup.new.name), tuple(subgroup.new.members)
+                lost[*named, seen[named]] = subgroup
+                seen[named] += 1
         self._lost.clear()
         self.made_again.clear()
         store.set(f"kept/{rank}", json.dumps(sorted(lost)))
-        of_rank = [_keys(store.get(f"kept/{peer}")) for peer in range(world_size)]
+        kept = [json.loads(store.get(f"kept/{peer}")) for peer in range(world_size)]
+        of_rank = [{(name, tuple(members), at) for name, members, at in keys} for keys in kept]
         # Every rank goes through them in the same order, as torch wants it, member or not.
         texts = []
-        for key in sorted({key for keys in of_rank for key in keys}):
+        for key in sorted(set[_Key]().union(*of_rank)):
             members = key[1]
             without = tuple(member for member in members if key not in of_rank[member])
             if without:
@@ -119,17 +125,3 @@ class Subgroups(Component):
         # The last one is `made`, which `new_group` has just added. It is let go: what the user
         # holds is known by the object that became it.
         self._known[-1] = _Subgroup(before.group, self._known[-1].new)
-
-
-def _by_key(subgroups: Iterable[_Subgroup]) -> dict[_Key, _Subgroup]:
-    by_key: dict[_Key, _Subgroup] = {}
-    seen: Counter[tuple[str, Ranks]] = Counter()
-    for subgroup in subgroups:
-        named = str(subgroup.new.name), tuple(subgroup.new.members)
-        by_key[*named, seen[named]] = subgroup
-        seen[named] += 1
-    return by_key
-
-
-def _keys(text: bytes) -> set[_Key]:
-    return {(name, tuple(members), number) for name, members, number in json.loads(text)}
