@@ -290,8 +290,11 @@ def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
 
 
 def _another_order(divergence: Divergence) -> Classified:
-    sides, culprits = (divergence.own, divergence.other), divergence.culprits(None)
-    return Classified(Kind.ANOTHER_ORDER, culprits, *sides, sides, divergence.fault.own)
+    # The first edit may have nothing on one side: what it lacks there it called earlier or later.
+    fault, sides = divergence.fault, (divergence.own, divergence.other)
+    full, short = sides if fault.own else sides[::-1]
+    records, culprits = fault.own or fault.other, divergence.culprits(None)
+    return Classified(Kind.ANOTHER_ORDER, culprits, full, short, sides, records)
 
 
 # -- both branches meant the same collective ---------------------------------------------
