@@ -106,7 +106,20 @@ def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]
         finding = explain(context, classified)
         key = finding.category, divergence.alignment.group, divergence.fault.other_at
         first = merged.get(key)
-        merged[key] = finding if first is None else _merge(first, finding, divergence)
+        if first is not None:
+            sides: dict[Side, set[int]] = {}  # ranks that called the same are one side
+            for seen in (*first.sides, *finding.sides):
+                sides.setdefault(replace(seen, ranks=()), set()).update(seen.ranks)
+            ranks, others = {*first.ranks, *finding.ranks}, divergence.deviation.others
+            if not divergence.deviation.sure and (len(others) == 1 or ranks.isdisjoint(others)):
+                ranks.update(*sides.values())  # none agree: all are wrong
+            finding = replace(
+                first,
+                ranks=tuple(sorted(ranks)),
+                sides=tuple(replace(seen, ranks=tuple(sorted(r))) for seen, r in sides.items()),
+                evidence=tuple(dict.fromkeys((*first.evidence, *finding.evidence))),
+            )
+        merged[key] = finding
     return list(merged.values())[:5]  # after so many mistakes, further ones are consequences
 
 
@@ -119,34 +132,29 @@ def _in_each_group(
         classified = classify(divergence, context.sources)
         if classified is None:
             continue
-        key: object = _at_lines(classified) or (len(found),)
-        first = found.get(key)
-        if first is not None and _is_elsewhere(first[1], classified):
-            found[key] = first[0], _joined_groups(first[1], classified)
+        here = classified.full.here, classified.short.here
+        alone: object = (len(found),)
+        key = alone
+        if all(record is None or record.called for record in here):  # else a group is by itself
+            key = classified.kind, *(r and (r.called, call_site(r)) for r in here)
+        if key not in found:
+            found[key] = divergence, classified
+        elif both := _of_two_groups(found[key][1], classified):
+            found[key] = found[key][0], both
         else:
-            found[key if first is None else (len(found),)] = divergence, classified
+            found[alone] = divergence, classified
     return list(found.values())
 
 
-def _at_lines(classified: Classified) -> object:
-    """The kind of mistake, and the two calls; None in a group without a name."""
-    here = [branch.here for branch in (classified.full, classified.short)]
-    if any(record is None or not record.called for record in here) or not classified.records:
+def _of_two_groups(one: Classified, other: Classified) -> Classified | None:
+    """Return one mistake that was made in two groups; None where a rank is in both of them."""
+    mine, theirs = ({*mistake.full.ranks, *mistake.short.ranks} for mistake in (one, other))
+    if mine & theirs:
         return None
-    return (classified.kind, *(r and (r.called, call_site(r)) for r in here))
-
-
-def _is_elsewhere(one: Classified, other: Classified) -> bool:
-    """True where no rank is in both."""
-    ranks = ({r for side in classified.sides for r in side.ranks} for classified in (one, other))
-    return set.isdisjoint(*ranks)
-
-
-def _joined_groups(one: Classified, other: Classified) -> Classified:
-    def both(mine: Branch, theirs: Branch) -> Branch:
-        return replace(mine, ranks=tuple(sorted({*mine.ranks, *theirs.ranks})))
-
-    full, short = both(one.full, other.full), both(one.short, other.short)
+    full, short = (
+        replace(branch, ranks=tuple(sorted((*branch.ranks, *further.ranks))))
+        for branch, further in ((one.full, other.full), (one.short, other.short))
+    )
     return replace(
         one,
         culprits=tuple(sorted({*one.culprits, *other.culprits})),
@@ -154,27 +162,6 @@ def _joined_groups(one: Classified, other: Classified) -> Classified:
         short=short,
         sides=(full, short) if one.sides[0].ranks == one.full.ranks else (short, full),
     )
-
-
-def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
-    ranks = {*first.ranks, *second.ranks}
-    sides, others = _joined(first.sides, second.sides), divergence.deviation.others
-    if not divergence.deviation.sure and (len(others) == 1 or ranks.isdisjoint(others)):
-        ranks.update(rank for one in sides for rank in one.ranks)  # none agree: all are wrong
-    return replace(
-        first,
-        ranks=tuple(sorted(ranks)),
-        sides=sides,
-        evidence=tuple(dict.fromkeys((*first.evidence, *second.evidence))),
-    )
-
-
-def _joined(first: tuple[Side, ...], second: tuple[Side, ...]) -> tuple[Side, ...]:
-    """The sides of two divergences in one place: ranks that called the same are one side."""
-    ranks: dict[Side, set[int]] = {}
-    for seen in (*first, *second):
-        ranks.setdefault(replace(seen, ranks=()), set()).update(seen.ranks)
-    return tuple(replace(seen, ranks=tuple(sorted(those))) for seen, those in ranks.items())
 
 
 def ended_by_conflicts(context: Context) -> Ranks:
@@ -187,9 +174,6 @@ def ended_by_conflicts(context: Context) -> Ranks:
         there = (rank for rank, sequence in sequences.items() if sequence.end > slot)
         ranks.update(rank for rank in there if context.gone(rank))
     return tuple(sorted(ranks))
-
-
-# -- refused collectives -----------------------------------------------------------------
 
 
 # -- late ranks --------------------------------------------------------------------------
@@ -236,31 +220,37 @@ def _too_late(
     context: Context, first: Collective, late: Ranks, records: Mapping[int, Collective]
 ) -> Finding:
     others = tuple(rank for rank in records if rank not in late)
-    own = first.operation == "monitored_barrier"
-    limit = f" of {first.call.limit_s:g} s" if first.call.limit_s and not own else ""
-    maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
-    before = set(late) <= set(records)
-    called_it = "called" if before else verb(late, "has not called", "have not called")
+    limit, remedy = "", "Give monitored_barrier a timeout= longer than the slowest rank needs."
+    if first.operation != "monitored_barrier":  # which has a timeout of its own
+        maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
+        limit = f" of {first.call.limit_s:g} s" if first.call.limit_s else ""
+        remedy = (
+            f"Give {maker} a timeout= longer than the slowest rank needs, or do the slow part "
+            f"before {maker}."
+        )
+    called_it, when = "called", "only after"
+    if not set(late) <= set(records):
+        called_it, when = verb(late, "has not called", "have not called"), "before"
+    facts = []
+    for rank in late:
+        own = records.get(rank)
+        if own is None:
+            doing = where_busy(context.reports[rank])
+            facts.append(f"rank {rank} has not called it yet: it is busy{doing}")
+            continue
+        seconds = (own.issued_ns - first.issued_ns) / 1e9
+        before = [record for record in context.collectives.of[rank] if record.number < own.number]
+        after = f", and had called {named(before[-1])} before" if before else ""
+        facts.append(f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}")
     return Finding(
         Category.STRAGGLER,
         late,
-        f"{called_it} {named(first)} {'only after' if before else 'before'} {name_ranks(others)} "
-        f"gave it up: the timeout{limit} was over",
-        f"Give {'monitored_barrier' if own else maker} a timeout= longer than the slowest rank "
-        f"needs{'' if own else f', or do the slow part before {maker}'}.",
+        f"{called_it} {named(first)} {when} {name_ranks(others)} gave it up: the timeout{limit} "
+        "was over",
+        remedy,
         others,
-        tuple(_call_of(context, first, rank, records.get(rank)) for rank in late),
+        tuple(facts),
     )
-
-
-def _call_of(context: Context, first: Collective, rank: int, own: Collective | None) -> str:
-    """When a late rank called it, after what; where it is if it has not called it."""
-    if own is None:
-        return f"rank {rank} has not called it yet: it is busy{where_busy(context.reports[rank])}"
-    before = [record for record in context.collectives.of[rank] if record.number < own.number]
-    seconds = (own.issued_ns - first.issued_ns) / 1e9
-    after = f", and had called {named(before[-1])} before" if before else ""
-    return f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}"
 
 
 def stragglers(context: Context) -> Iterator[Finding]:
@@ -268,23 +258,23 @@ def stragglers(context: Context) -> Iterator[Finding]:
     late: dict[int, Collective] = {}
     graph = context.graph
     # Ranks that wait for it directly show what is missing; indirect waiters only if there are none.
-    for others in (graph.waits.get, graph.reach):
+    for others in (graph.waits.__getitem__, graph.reach):
         seen: set[int] = set()
         for rank, record in sorted(graph.at.items()):
-            those = others(rank) or ()
+            those = others(rank)
             # Many ranks wait for the same ones, which are one object of the graph's.
             if context.reports[rank].activity is Activity.WAITING and id(those) not in seen:
                 seen.add(id(those))
                 for other in those:
                     late.setdefault(other, record)
     same: dict[tuple[str, bool], list[RankReport]] = {}
-    for rank, record in sorted(late.items()):
-        report = context.reports.get(rank)
-        paused = report is not None and report.activity is Activity.HELD
-        if report is not None and (paused or works(report)):
-            same.setdefault((_lacking(record), paused), []).append(report)
-    for (what, paused), reports in same.items():
-        yield _late(context, reports, what, paused=paused)
+    for rank in sorted(late.keys() & context.reports.keys()):
+        report = context.reports[rank]
+        paused = report.activity is Activity.HELD
+        if paused or works(report):
+            same.setdefault((_lacking(late[rank]), paused), []).append(report)
+    for (what, _), reports in same.items():
+        yield _late(context, what, reports)
 
 
 def _lacking(record: Collective) -> str:
@@ -295,13 +285,15 @@ def _lacking(record: Collective) -> str:
     return f"the {lacks} that rank {record.rank} waits for in {named(record)}"
 
 
-def _late(context: Context, reports: list[RankReport], what: str, *, paused: bool) -> Finding:
+def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
+    """The finding of ranks that all are paused, or all are busy, before `what`."""
     ranks = tuple(report.rank for report in reports)
-    doings = {_doing(report, paused=paused) for report in reports}
-    doing = f"{agree(ranks, 'it is', 'they are')} {min(doings)}"
-    if len(doings) > 1:
-        doing = "; ".join(f"rank {e.rank} is {_doing(e, paused=paused)}" for e in reports)
+    doings = {report.rank: _doing(report) for report in reports}
+    doing = f"{agree(ranks, 'it is', 'they are')} {doings[ranks[0]]}"
+    if len(set(doings.values())) > 1:
+        doing = "; ".join(f"rank {rank} is {own}" for rank, own in doings.items())
     step = f"%ddp_step --ranks {format_ranks(ranks)}"
+    paused = reports[0].activity is Activity.HELD
     return Finding(
         Category.STRAGGLER,
         ranks,
@@ -314,12 +306,11 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
     )
 
 
-def _doing(report: RankReport, *, paused: bool) -> str:
-    if paused:
+def _doing(report: RankReport) -> str:
+    if report.activity is Activity.HELD:
         return "paused"
     still = stands_still(report) or not report.path
-    at = where_busy(report) if still else f" at {report.path[-1]}"
-    return f"busy{at}"
+    return f"busy{where_busy(report) if still else f' at {report.path[-1]}'}"
 
 
 # -- stopped short -----------------------------------------------------------------------
@@ -343,82 +334,64 @@ def stopped_short(context: Context) -> Iterator[Finding]:
         if record.group in diverged or (record.group, record.slot) in seen:
             continue
         seen.add((record.group, record.slot))
-        absent = tuple(r for r in context.graph.waits[rank] if _has_nothing(context, r, record))
-        reports = [context.reports[r] for r in absent if r in context.reports]
-        runs_nothing = tuple(
-            e.rank for e in reports if e.activity is Activity.IDLE and e.run != context.run
+        # A rank that has another collective in that place did not end before it.
+        sequences = context.alignments[record.group].sequences
+        absent = tuple(
+            other
+            for other in context.graph.waits[rank]
+            if other not in sequences or sequences[other].end <= record.slot
         )
-        if runs_nothing:
-            yield _does_not_run(context, runs_nothing)
-        short = tuple(r for r in absent if context.finished(r))
-        if short:
+        reports = [context.reports[other] for other in absent if other in context.reports]
+        idle = [e for e in reports if e.activity is Activity.IDLE and e.run != context.run]
+        if ranks := tuple(e.rank for e in idle):
+            does = verb(ranks, "does", "do")
+            yield Finding(
+                Category.MISSING_RANK,
+                ranks,
+                f"{does} not run this code; {context.standing(context.graph.stuck)}",
+                "Run it on every rank of the group (%%ddp without --ranks), or use a group of the "
+                "ranks that run it.",
+                context.victims,
+                tuple(f"rank {other} runs nothing" for other in ranks),
+            )
+        if short := tuple(other for other in absent if context.finished(other)):
             yield _stopped(context, short, record)
-
-
-def _has_nothing(context: Context, rank: int, record: Collective) -> bool:
-    """True when a rank ended before `record`; one with another collective there did not."""
-    alignment = context.alignments.get(record.group)
-    sequence = alignment.sequences.get(rank) if alignment else None
-    return sequence is None or sequence.end <= record.slot
-
-
-def _does_not_run(context: Context, ranks: Ranks) -> Finding:
-    return Finding(
-        Category.MISSING_RANK,
-        ranks,
-        f"{verb(ranks, 'does', 'do')} not run this code; {context.standing(context.graph.stuck)}",
-        "Run it on every rank of the group (%%ddp without --ranks), or use a group of the "
-        "ranks that run it.",
-        context.victims,
-        tuple(f"rank {rank} runs nothing" for rank in ranks),
-    )
 
 
 def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
     """Finished ranks lack a collective that others are in: whose mistake is it?"""
-    alignment = context.alignments[record.group]
+    alignment, sources = context.alignments[record.group], context.sources
     sequence = alignment.sequences.get(ranks[0]) or RankSequence(ranks[0], 0, (), ())
     # They wait in the last of several buckets, say: what lacks begins where the short one ends.
     record = alignment.sequences[record.rank].at(sequence.end) or record
-    ahead = tuple(r for r, s in sorted(alignment.sequences.items()) if _issued(s, record))
+    # Ahead are those that have the same there: another collective in that place does not count.
+    there = ((rank, s.at(record.slot)) for rank, s in sorted(alignment.sequences.items()))
+    site = call_site(record)
+    ahead = tuple(r for r, e in there if e and e.phase is not Phase.HELD and call_site(e) == site)
     full = Branch(ahead, alignment.sequences[record.rank], record.slot)
     short = Branch(ranks, sequence, sequence.end)
     if all(context.reports[rank].activity is Activity.DEAD for rank in ranks):
         return _left_early(context, ranks, ahead, record)
-    condition = context.sources.condition(record)
-    in_step = _is_backward(context, record) or is_rebuild(full, record)
-    if short.knows(record) or (condition is None and in_step):
-        if missing_from(full, short) is MissingBuckets.SOME:
-            return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
-        return _one_step_less(context, alignment, full, short, record)
-    # Fewer that left than wait: those that left are wrong. As many: also they, if the code brings
-    # every rank to the call and no test stands on the way. Else the call itself is conditional, and
-    # who made it came alone; an `except` is no such test, for nobody writes it to choose ranks.
-    untested = condition is None or condition.handles
-    always_reached = untested and context.sources.knows(record)
-    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
-    if outvoted and untested:
-        way = (condition.line,) if condition is not None else ()
-        return _left_early(context, ranks, ahead, record, way)
-    culprits = ranks if outvoted else ahead
-    return _of_kind(context, Kind.ONE_BRANCH_ONLY, culprits, full, short, record)
-
-
-def _of_kind(
-    context: Context, kind: Kind, culprits: Ranks, full: Branch, short: Branch, record: Collective
-) -> Finding:
+    condition = sources.condition(record)
+    # Of a loop's backward pass: an epoch may have none of it on a rank without data.
+    in_step = record.part is Part.BACKWARD and sources.in_a_loop(record) is not False
+    culprits, kind = ranks, Kind.SOME_BUCKETS
+    if short.knows(record) or (condition is None and (in_step or is_rebuild(full, record))):
+        if missing_from(full, short) is not MissingBuckets.SOME:
+            return _one_step_less(context, alignment, full, short, record)
+    else:
+        # Fewer that left than wait: those that left are wrong. As many: also they, if the code
+        # brings every rank to the call and no test stands on the way. Else the call itself is
+        # conditional, and who made it came alone; an `except` is no such test, for nobody writes it
+        # to choose ranks.
+        untested = condition is None or condition.handles
+        always_reached = untested and sources.knows(record)
+        outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
+        if outvoted and untested:
+            way = (condition.line,) if condition is not None else ()
+            return _left_early(context, ranks, ahead, record, way)
+        culprits, kind = ranks if outvoted else ahead, Kind.ONE_BRANCH_ONLY
     return explain(context, Classified(kind, culprits, full, short, (full, short), (record,)))
-
-
-def _is_backward(context: Context, record: Collective) -> bool:
-    """True of a backward pass in a loop: an epoch may have none of it on a rank without data."""
-    return record.part is Part.BACKWARD and context.sources.in_a_loop(record) is not False
-
-
-def _issued(sequence: RankSequence, record: Collective) -> bool:
-    """True when it has the same there: another collective in that place does not count."""
-    own = sequence.at(record.slot)
-    return own is not None and own.phase is not Phase.HELD and call_site(own) == call_site(record)
 
 
 def _one_step_less(
@@ -524,11 +497,20 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     if not inside:
         return
     waiting = tuple(e.rank for e in inside)
+    first = inside[0]
+    theirs = {replica.key: replica for replica in first.parts.replicas}
     reasons: dict[_Reason, dict[int, tuple[str, ...]]] = {}
     for e in context.case.ranks:
-        told = _why_not(e, inside[0]) if e.rank not in waiting else None
-        if told is not None:
-            reasons.setdefault(told[0], {})[e.rank] = told[1]
+        own = [replica for replica in e.parts.replicas if replica.key in theirs]
+        for mine in own if e.rank not in waiting else ():
+            reason = _difference(mine, theirs[mine.key])
+            if reason is not None:
+                reasons.setdefault(reason, {})[e.rank] = tuple(
+                    f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} "
+                    f"of them under no_sync, {c.bypasses} around it, {c.steps} steps"
+                    for rank, c in ((e.rank, mine), (first.rank, theirs[mine.key]))
+                )
+                break
     under = {
         rank: (reason, lines)
         for reason, of in reasons.items()
@@ -536,21 +518,19 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
         for rank, lines in of.items()
     }
     others = tuple(sorted(under))
-    culprits, cause = _whose_no_sync(context, inside[0], waiting, others)
+    culprits, cause = _whose_no_sync(context, first, waiting, others)
     if culprits:
         reason, lines = under[others[0]]
         yield Finding(reason.category, culprits, cause, reason.remedy, waiting, lines)
         return
     for reason, of in reasons.items():
-        cause = f"{reason.cause}{in_brackets(reason.place)}"
-        facts = tuple(line for lines in of.values() for line in lines)
         yield Finding(
             reason.category,
             tuple(of),
-            cause,
+            f"{reason.cause}{in_brackets(reason.place)}",
             reason.remedy,
             waiting,
-            tuple(dict.fromkeys(facts)),
+            tuple(dict.fromkeys(line for lines in of.values() for line in lines)),
         )
 
 
@@ -604,21 +584,6 @@ class _Reason:
     cause: str
     remedy: str
     place: Place | None
-
-
-def _why_not(e: RankReport, other: RankReport) -> tuple[_Reason, tuple[str, ...]] | None:
-    """Why rank `e` does not reduce what `other` reduces, and the counters that tell it."""
-    others = {replica.key: replica for replica in other.parts.replicas}
-    for mine in e.parts.replicas:
-        theirs = others.get(mine.key)
-        reason = _difference(mine, theirs) if theirs is not None else None
-        if theirs is not None and reason is not None:
-            return reason, tuple(
-                f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} of "
-                f"them under no_sync, {c.bypasses} around it, {c.steps} steps"
-                for rank, c in ((e.rank, mine), (other.rank, theirs))
-            )
-    return None
 
 
 def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
