@@ -192,22 +192,11 @@ def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Col
         return of
     last = [{r.slot: r for r in records} for records in of.values()]
     open_ = {s for s in refused for each in last if s in each and each[s].phase is Phase.REFUSED}
-    return {
-        rank: [
-            record
-            for record, slots in zip(records, _so_far(records), strict=True)
-            if record.slot not in open_ or slots == 1
-        ]
-        for rank, records in of.items()
-    }
-
-
-def _so_far(records: Sequence[Collective]) -> Iterator[int]:
-    """For each record, how many of its slot there are up to it."""
-    counted: Counter[int] = Counter()
-    for record in records:
-        counted[record.slot] += 1
-        yield counted[record.slot]
+    found = {}
+    for rank, records in of.items():
+        first = {r.slot: r for r in reversed(records)}
+        found[rank] = [r for r in records if r.slot not in open_ or r is first[r.slot]]
+    return found
 
 
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
@@ -488,7 +477,8 @@ def difference(one: Collective, other: Collective) -> Difference | None:
         return Difference.GROUP
     if one.operation in _SAME_DTYPE and _differ(one.dtype, other.dtype):
         return Difference.DTYPE
-    if one.operation in _SAME_SHAPE and one.dtype and other.dtype and _other_extent(one, other):
+    known = one.operation in _SAME_SHAPE and one.dtype and other.dtype
+    if known and _extent(one) != _extent(other):
         return Difference.SHAPE
     if _differ(one.reduce_op, other.reduce_op):
         return Difference.REDUCE_OP
@@ -502,12 +492,6 @@ def difference(one: Collective, other: Collective) -> Difference | None:
 def _differ(one: object, other: object) -> bool:
     """True when both are known and not equal."""
     return one not in (None, "") and other not in (None, "") and one != other
-
-
-def _other_extent(one: Collective, other: Collective) -> bool:
-    if one.shape == other.shape and one.numel == other.numel and one.tensors == other.tensors:
-        return False
-    return _extent(one) != _extent(other)
 
 
 def _extent(record: Collective) -> tuple[object, ...]:
@@ -664,14 +648,10 @@ def _first_of_run(sequence: RankSequence, slot: int) -> int:
     Passes of one loop may follow on each other without anything between: each begins with the
     bucket that the first of them began with.
     """
-    like = call_site(sequence.records[slot - sequence.first])
-    first = slot
-    while first > sequence.first:
-        before = sequence.records[first - 1 - sequence.first]
-        if before.part is not Part.BACKWARD or call_site(before) != like:
-            break
-        first -= 1
-    return _key(sequence, first)
+    like = sequence.records[slot - sequence.first]
+    while _is_bucket_of(sequence.at(slot - 1), like):
+        slot -= 1
+    return _key(sequence, slot)
 
 
 def _key(sequence: RankSequence, slot: int) -> int:
