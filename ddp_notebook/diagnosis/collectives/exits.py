@@ -31,6 +31,7 @@ from ddp_notebook.model import (
     Ranks,
     ThreadError,
     at_place,
+    by_value,
     name_ranks,
     verb,
 )
@@ -106,19 +107,13 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
+        refused = [r for r in context.collectives.of.get(rank, ()) if r.phase is Phase.REFUSED]
         handled = report.handles is not None and report.handles.type == MISMATCH
-        record = _first_refused(context, rank) if handled else None
-        if record is None and report.error.type == MISMATCH:
-            record = last_record(context, rank)
-        if record is not None and record.phase is Phase.REFUSED:
-            there[rank] = record
+        if handled and refused:
+            there[rank] = refused[0]  # where it calls others on its way out, those prove nothing
+        elif report.error.type == MISMATCH and refused[-1:] == [last_record(context, rank)]:
+            there[rank] = refused[-1]
     return there
-
-
-def _first_refused(context: Context, rank: int) -> Collective | None:
-    """What a rank was refused first: where it calls others on its way out, those prove nothing."""
-    records = context.collectives.of.get(rank, ())
-    return next((record for record in records if record.phase is Phase.REFUSED), None)
 
 
 def unwinding(context: Context) -> Iterator[Finding]:
@@ -130,19 +125,20 @@ def unwinding(context: Context) -> Iterator[Finding]:
     # something else, all of them do. It is one if the others wait at other lines. Those that have
     # only lost a connection are asked to prove nothing: they come to the same lines, as the second.
     there = _in_collectives(context)
-    own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
-    elsewhere = {
-        call_site(record)
-        for rank, record in there.items()
-        if rank not in own and not _lost_others(context, rank)
-    }
-    same: dict[ThreadError, list[int]] = {}
-    for rank, error in own.items():
-        if elsewhere and call_site(there[rank]) not in elsewhere:
-            same.setdefault(error, []).append(rank)
-    others = tuple(rank for rank in there if rank not in own and not _lost_others(context, rank))
-    for error, ranks in same.items():
-        yield _unwinding(context, error, tuple(ranks), others, there)
+    own: dict[int, ThreadError] = {}
+    others: list[int] = []
+    for rank in there:
+        error = context.reports[rank].handles
+        if error is not None and torch_errors.is_of_others(error.text):
+            continue
+        if error is None or error.type in _NO_ERRORS:
+            others.append(rank)
+        else:
+            own[rank] = error
+    elsewhere = {call_site(there[rank]) for rank in others}
+    alone = {r: error for r, error in own.items() if call_site(there[r]) not in elsewhere}
+    for ranks, error in by_value(alone) if others else ():
+        yield _unwinding(context, error, ranks, tuple(others), there)
 
 
 def _unwinding(
@@ -179,20 +175,6 @@ def _tries_again(error: ThreadError, record: Collective) -> bool:
     pairs = zip(error.path, record.path[handler:], strict=False)
     apart = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
     return any(each in raised for each in path[handler + apart + 1 :])
-
-
-def _own_error(context: Context, rank: int) -> ThreadError | None:
-    """The error being handled, unless it only says that another rank is gone."""
-    error = context.reports[rank].handles
-    if error is None or error.type in _NO_ERRORS or torch_errors.is_of_others(error.text):
-        return None
-    return error
-
-
-def _lost_others(context: Context, rank: int) -> bool:
-    """True of a rank that handles an error which only says that another rank is gone."""
-    error = context.reports[rank].handles
-    return error is not None and torch_errors.is_of_others(error.text)
 
 
 _ON_THE_WAY_OUT = (
@@ -327,22 +309,19 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
-    inside = _lacking(context, {e.rank for e in gone})
-    for rank, others in inside.items():
-        # A rank that ended outside of any collective, or that no ended rank waits for, was first.
-        if any(rank not in inside.get(other, set()) for other in others):
-            dragged.add(rank)
-    return dragged
-
-
-def _lacking(context: Context, ended: set[int]) -> dict[int, set[int]]:
-    """The ranks that ended in a collective, and which that ended were not in it."""
-    found: dict[int, set[int]] = {}
+    ended = {e.rank for e in gone}
+    lacked: dict[int, set[int]] = {}  # who ended in a collective, and which of these was not in it
     for rank in ended:
         last = last_record(context, rank)
         if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
-            found[rank] = set(wait_graph.missing(context.case, last)) & ended
-    return found
+            lacked[rank] = ended.intersection(wait_graph.missing(context.case, last))
+    # A rank that ended outside of any collective, or that no ended rank waits for, was first.
+    dragged.update(
+        rank
+        for rank, others in lacked.items()
+        if any(rank not in lacked.get(other, ()) for other in others)
+    )
+    return dragged
 
 
 def _missed(context: Context, others: list[RankReport]) -> set[int]:

@@ -11,7 +11,6 @@ from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, 
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -61,10 +60,13 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
     if len(culprits) == len(there):
         culprits = _under_a_condition(context, there) or culprits
     mesh = all(made.of_mesh for made in there.values())
-    gave = [
-        f"{verb(ranks, 'makes', 'make')} it of {_of(context, there[ranks[0]])}"
-        for ranks, _ in sides
-    ]
+    gave = []
+    for ranks, _ in sides:
+        made = there[ranks[0]]
+        place = made.path[-1] if made.path else None
+        name = f" ({made.called})" if made.called else ""
+        of = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
+        gave.append(f"{verb(ranks, 'makes', 'make')} it of {of}")
     reports = {e.rank: e for e in context.case.ranks}
     return Finding(
         Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
@@ -79,13 +81,6 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
 def _what(made: GroupMade) -> tuple[Ranks, str]:
     """The arguments that all ranks must share; a group's description may be each rank's own."""
     return made.members, made.called if made.of_mesh else ""
-
-
-def _of(context: Context, made: GroupMade) -> str:
-    """``ranks 0,2 (dp) at train.py:12``."""
-    called = f" ({made.called})" if made.called else ""
-    place = f" at {made.path[-1]}" if made.path else ""
-    return f"{name_ranks(_ranks(context, made.members))}{called}{place}"
 
 
 def _lists(context: Context, report: RankReport) -> str:
@@ -230,30 +225,25 @@ def _one_side_more(context: Context, records: list[Collective]) -> Finding | Non
     So do a sender and a receiver, each with a loop of its own. Which loop is wrong is not known.
     """
     for record in records:
-        alignment = context.alignments.get(record.group)
+        sequences = context.alignments[record.group].sequences
         for peer in context.graph.waits[record.rank]:
-            there = alignment.sequences.get(peer) if alignment is not None else None
-            own = alignment.sequences.get(record.rank) if alignment is not None else None
-            if own is None or there is None or there.end != record.slot or not there.records:
+            there = sequences.get(peer)
+            if there is None or there.end != record.slot:
                 continue
-            if {*own.call_sites}.isdisjoint(there.call_sites):
-                return _loops_of_two_sides(context, record, there.records[-1])
+            if {*sequences[record.rank].call_sites}.isdisjoint(there.call_sites):
+                last = there.records[-1]
+                return Finding(
+                    Category.DIVERGENT_CONTROL_FLOW,
+                    tuple(sorted((record.rank, peer))),
+                    f"rank {record.rank} waits in {named(record)} for rank {peer}, which has "
+                    f"called one less in that group, at "
+                    f"{last.path[-1] if last.path else 'other lines'}; {context.standing((peer,))}",
+                    "Let both sides loop over the same things: send the list of names first, and "
+                    "loop over that on both.",
+                    context.victims,
+                    (f"rank {record.rank}: {numbered(record)}", f"rank {peer}: {numbered(last)}"),
+                )
     return None
-
-
-def _loops_of_two_sides(context: Context, record: Collective, last: Collective) -> Finding:
-    ranks = tuple(sorted((record.rank, last.rank)))
-    return Finding(
-        Category.DIVERGENT_CONTROL_FLOW,
-        ranks,
-        f"rank {record.rank} waits in {named(record)} for rank {last.rank}, which has called one "
-        f"less in that group, at {last.path[-1] if last.path else 'other lines'}; "
-        f"{context.standing((last.rank,))}",
-        "Let both sides loop over the same things: send the list of names first, and loop over "
-        "that on both.",
-        context.victims,
-        (f"rank {record.rank}: {numbered(record)}", f"rank {last.rank}: {numbered(last)}"),
-    )
 
 
 def _only_some(context: Context, records: list[Collective]) -> Finding | None:
@@ -261,37 +251,29 @@ def _only_some(context: Context, records: list[Collective]) -> Finding | None:
 
     And they have been where the others are now: it is no matter of the order.
     """
-    calls = {
-        rank: {call_site(record) for record in of} for rank, of in context.collectives.of.items()
-    }
+    at = context.graph.at
+    calls = {rank: set(map(call_site, of)) for rank, of in context.collectives.of.items()}
     ways = [(record, call_site(record)) for record in records]
     for record, site in ways:
-        here = tuple(sorted(rank for rank, at in context.graph.at.items() if call_site(at) == site))
-        there = [(at, other) for at, other in ways if other != site]
-        apart = all(site not in calls[at.rank] for at, _ in there)
-        passed = all(other in calls[rank] for _, other in there for rank in here)
+        here = tuple(sorted(rank for rank, own in at.items() if call_site(own) == site))
+        there = [(other, elsewhere) for other, elsewhere in ways if elsewhere != site]
+        apart = all(site not in calls[other.rank] for other, _ in there)
+        passed = all(elsewhere in calls[rank] for _, elsewhere in there for rank in here)
         if not there or not apart or not passed:
             continue
         condition = context.sources.condition(record, there[0][0], here, (there[0][0].rank,))
         if condition is not None:
-            return _alone(context, here, record, condition)
+            others = context.standing(tuple(rank for rank in at if rank not in here))
+            return Finding(
+                Category.CONDITIONAL_COLLECTIVE,
+                here,
+                f"{verb(here, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
+                f"{others}",
+                f"Call {called(record)} on every rank of its group: move it out of the condition.",
+                context.victims,
+                (*(f"rank {rank}: in {named(at[rank])}" for rank in here), condition.line),
+            )
     return None
-
-
-def _alone(context: Context, ranks: Ranks, record: Collective, condition: Condition) -> Finding:
-    others = tuple(rank for rank in context.graph.at if rank not in ranks)
-    return Finding(
-        Category.CONDITIONAL_COLLECTIVE,
-        ranks,
-        f"{verb(ranks, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
-        f"{context.standing(others)}",
-        f"Call {called(record)} on every rank of its group: move it out of the condition.",
-        context.victims,
-        (
-            *(f"rank {rank}: in {named(context.graph.at[rank])}" for rank in ranks),
-            f"{condition.place}: {condition.place.text}",
-        ),
-    )
 
 
 def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ranks:
@@ -300,46 +282,43 @@ def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ra
     Also in another group, such as another row of the mesh; unless all are at one line.
     """
     one_line = len({call_site(record) for record in records}) == 1
-
-    def where(record: Collective) -> object:
-        return (record.group, record.slot) if one_line else call_site(record)
-
-    places = {where(record) for record in records}
-    votes = {rank: where(at) for rank, at in context.graph.at.items()}
-    waiting = by_value({rank: place for rank, place in votes.items() if place in places})
-    most = max(len(ranks) for ranks, _ in waiting)
-    outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
+    places = {
+        rank: (at.group, at.slot) if one_line else call_site(at)
+        for rank, at in context.graph.at.items()
+    }
+    of_ring = {places[record.rank] for record in records}
+    waiting = [ranks for ranks, place in by_value(places) if place in of_ring]
+    most = max(map(len, waiting))
+    outvoted = {rank for ranks in waiting if len(ranks) < most for rank in ranks}
     return tuple(sorted(outvoted.intersection(ring)))
 
 
-def _at_new_lines(context: Context, records: list[Collective]) -> Ranks:
-    """Those that are where they never were, while the others do what they did before."""
-    new = tuple(
-        record.rank
-        for record in sorted(records, key=lambda each: each.rank)
-        if [call_site(other) for other in context.collectives.of[record.rank]].count(
-            call_site(record)
-        )
-        < 2
-    )
-    return new if len(new) < len(records) else ()
-
-
 def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
-    culprits = _outvoted_in(context, ring, records) or _at_new_lines(context, records) or ring
-    barriers = all(record.operation == "barrier" for record in records)
+    records = sorted(records, key=lambda each: each.rank)
+    culprits = _outvoted_in(context, ring, records)
+    if not culprits:
+        # Those that are where they never were, while the others do what they did before.
+        of = context.collectives.of
+        new = tuple(
+            record.rank
+            for record in records
+            if [*map(call_site, of[record.rank])].count(call_site(record)) < 2
+        )
+        culprits = new if 0 < len(new) < len(records) else ring
+    what, remedy = "groups used in opposite order", "Use the groups in one order on every rank."
+    category = Category.MISMATCHED_ORDER
+    if all(record.operation == "barrier" for record in records):
+        category, what = Category.BARRIER_MISUSE, "barriers of different groups"
+        remedy = "Give dist.barrier() the same group on every rank."
     return Finding(
-        Category.BARRIER_MISUSE if barriers else Category.MISMATCHED_ORDER,
+        category,
         culprits,
-        f"{'barriers of different groups' if barriers else 'groups used in opposite order'}: "
-        f"{context.standing(ring)}",
-        "Give dist.barrier() the same group on every rank."
-        if barriers
-        else "Use the groups in one order on every rank.",
+        f"{what}: {context.standing(ring)}",
+        remedy,
         context.victims,
         tuple(
             f"rank {record.rank} waits in group {record.called or record.group} for "
             f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
-            for record in sorted(records, key=lambda each: each.rank)
+            for record in records
         ),
     )
