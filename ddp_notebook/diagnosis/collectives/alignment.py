@@ -621,10 +621,13 @@ def missing_buckets(
         return None
     # The reducer calls all_reduce for a bucket as soon as its gradients are there, from inside of
     # backward, so all buckets of a pass come from one line of the user's. What separates two passes
-    # of one loop is only that each begins with the same bucket.
+    # of one loop is only that each begins with the same bucket, as the first of them did.
+    begin = full_at
+    while _is_bucket_of(full.at(begin - 1), bucket):
+        begin -= 1
+    first = _key(full, begin)
     # DDP issues the buckets of a pass without waiting for each: all of them may be there.
     count = sum(1 for _ in takewhile(lambda each: call_site(each) == call_site(ahead[0]), ahead))
-    first = _first_of_run(full, full_at)
     after = full.at(full_at + count)
     same_pass = _is_bucket_of(after, bucket) and _key(full, full_at + count) != first
     if _key(full, full_at) != first or same_pass:
@@ -640,18 +643,6 @@ def _is_bucket_of(record: Collective | None, like: Collective) -> bool:
     if record is None or record.part is not Part.BACKWARD:
         return False
     return call_site(record) == call_site(like)
-
-
-def _first_of_run(sequence: RankSequence, slot: int) -> int:
-    """The key of the bucket with which each backward pass begins.
-
-    Passes of one loop may follow on each other without anything between: each begins with the
-    bucket that the first of them began with.
-    """
-    like = sequence.records[slot - sequence.first]
-    while _is_bucket_of(sequence.at(slot - 1), like):
-        slot -= 1
-    return _key(sequence, slot)
 
 
 def _key(sequence: RankSequence, slot: int) -> int:

@@ -14,7 +14,6 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Collective,
-    Collectives,
     Place,
     RankReport,
     Ranks,
@@ -132,24 +131,16 @@ def with_purposes(case: Case) -> Case:
         for e in case.ranks
         if e.waits_for is not None and (e.parts.purpose or e.parts.pipelines)
     }
-    if not reports:
-        return case
     of = dict(case.collectives.of)
     for rank, report in reports.items():
-        of[rank] = tuple(_with_purpose(record, report, reports) for record in of.get(rank, ()))
-    collectives = case.collectives
-    return replace(case, collectives=Collectives(of, collectives.groups, collectives.first))
-
-
-def _with_purpose(
-    record: Collective, report: RankReport, others: Mapping[int, RankReport]
-) -> Collective:
-    if record.number != report.waits_for:
-        return record
-    purpose = report.parts.purpose
-    if not purpose and record.is_point_to_point and record.peer is not None:
-        purpose = _message(record, report, others.get(record.peer))
-    return replace(record, purpose=purpose) if purpose else record
+        records = list(of.get(rank, ()))
+        for index, record in enumerate(records):
+            if record.number == report.waits_for:
+                peer = reports.get(record.peer) if record.peer is not None else None
+                purpose = report.parts.purpose or _message(record, report, peer)
+                records[index] = replace(record, purpose=purpose or record.purpose)
+        of[rank] = tuple(records)
+    return replace(case, collectives=replace(case.collectives, of=of)) if reports else case
 
 
 def _message(record: Collective, report: RankReport, peer: RankReport | None) -> str:
