@@ -136,19 +136,19 @@ def with_purposes(case: Case) -> Case:
         records = list(of.get(rank, ()))
         for index, record in enumerate(records):
             if record.number == report.waits_for:
-                peer = reports.get(record.peer) if record.peer is not None else None
-                purpose = report.parts.purpose or _message(record, report, peer)
+                purpose = report.parts.purpose or _message(record, report, reports)
                 records[index] = replace(record, purpose=purpose or record.purpose)
         of[rank] = tuple(records)
     return replace(case, collectives=replace(case.collectives, of=of)) if reports else case
 
 
-def _message(record: Collective, report: RankReport, peer: RankReport | None) -> str:
+def _message(record: Collective, report: RankReport, others: Mapping[int, RankReport]) -> str:
     """``micro-batch 3's activations of stage 0 (1F1B)``; empty outside of a pipeline."""
     mine = next(
         (p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)), None
     )
-    parts = peer.parts.pipelines if peer is not None and mine is not None else ()
+    peer = others.get(record.peer) if record.peer is not None else None
+    parts = peer.parts.pipelines if peer is not None else ()
     theirs = next((p for p in parts if mine and p.members == mine.members), None)
     if mine is None or theirs is None or len(mine.stages) != 1 or len(theirs.stages) != 1:
         return ""

@@ -18,12 +18,19 @@ def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
     ``if rank == 1:`` without an else tells it, and ``lr=0.1 if rank == 1 else 0.2``. Of ``0.1 if
     rank == 0 else 0.2`` either may be meant. Empty where no test, or not just one, tells it.
     """
-    found = {
-        own
-        for tree in sources.known()
-        for test in _tests(tree, words)
-        if len(own := _let_by(Names(tree), test, ranks)) == 1
-    }
+    found: set[Ranks] = set()
+    size = max(ranks) + 1
+    for tree in sources.known():
+        names = Names(tree)
+        for test in _tests(tree, words):
+            asked = [test]
+            if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+                asked = test.values
+            parts = [Test(part, part.lineno) for part in asked]
+            # Of the ranks on which no part of the test is known not to hold.
+            own = tuple(r for r in ranks if all(names.lets(part, r, size) for part in parts))
+            if len(own) == 1:
+                found.add(own)
     return found.pop() if len(found) == 1 else ()
 
 
@@ -35,17 +42,6 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
     ranks = outvoted(values)
     two = len(ranks) == len(values) == 2
     return (singled_out(sources, words, ranks) if two else ()) or ranks
-
-
-def _let_by(names: Names, test: ast.expr, ranks: Ranks) -> Ranks:
-    """The ranks on which no part of a test is known not to hold."""
-    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    size = max(ranks) + 1
-    return tuple(
-        rank
-        for rank in ranks
-        if all(names.lets(Test(part, part.lineno), rank, size) for part in parts)
-    )
 
 
 def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
