@@ -116,17 +116,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The sequences of one group: those that diverged, and those that are only behind.
-
-    `start` is the first slot of which all sequences have a record: older ones were dropped.
-    """
+    """The sequences of one group: those that diverged, and those that are only behind."""
 
     group: str
     sequences: Mapping[int, RankSequence]
-    start: int
-    reference: RankSequence | None
-    agreeing: Ranks
-    """Ranks whose sequence is the beginning of the reference, or all of it."""
     deviations: tuple[Deviation, ...]
 
 
@@ -162,7 +155,7 @@ def align_programs(collectives: Collectives) -> Alignment:
         # Slots are counted anew here, over all groups, from a rank's first record on. They are the
         # same place of the program on all ranks only if that is the first thing it issued.
         if collectives.first.get(rank):
-            return Alignment("", {}, 0, None, (), ())
+            return Alignment("", {}, ())
         issued = [
             replace(record, slot=slot)
             for slot, record in enumerate(
@@ -209,18 +202,16 @@ def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
         sequence = sequences[rank]
         ranks_of.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
     agreeing, outvoted = _vote(ranks_of)
-    if not agreeing:
-        return Alignment(group, sequences, start, None, (), ())
-    reference = sequences[ranks_of[max(agreeing, key=len)][0]]
-    ranks = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
-    deviations = tuple(
-        Deviation(
-            tuple(ranks_of[keys]), ranks, _from(sequences[ranks_of[keys][0]], start), cut, sure
-        )
-        for cut in (_from(reference, start),)
-        for keys, sure in outvoted
-    )
-    return Alignment(group, sequences, start, reference, ranks, deviations)
+    if not outvoted:
+        return Alignment(group, sequences, ())
+    reference = _from(sequences[ranks_of[max(agreeing, key=len)][0]], start)
+    others = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
+    deviations = []
+    for keys, sure in outvoted:
+        ranks = tuple(ranks_of[keys])
+        own = _from(sequences[ranks[0]], start)
+        deviations.append(Deviation(ranks, others, own, reference, sure))
+    return Alignment(group, sequences, tuple(deviations))
 
 
 def _from(sequence: RankSequence, slot: int) -> RankSequence:

@@ -670,7 +670,7 @@ def turn_of(
     if begun and way is None:
         way = sources.condition(record, full.last)
     return Turn(
-        bool(record.label and less) and less < more and record.label not in less,
+        bool(less) and less < more and record.label in more - less,
         way,
         bool(begun),
         _skipped_backward(context, short, full, record),

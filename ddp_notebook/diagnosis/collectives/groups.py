@@ -16,7 +16,6 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     GroupMade,
-    RankReport,
     Ranks,
     at_place,
     by_value,
@@ -40,12 +39,13 @@ def other_groups(context: Context) -> Iterator[Finding]:
     first = context.case.ranks[0].groups_made if context.case.ranks else ()
     if all(e.groups_made == first for e in context.case.ranks):
         return  # 10,000 ranks make 1,000 groups each
-    calls = {e.rank: {made.number: made for made in e.groups_made} for e in context.case.ranks}
-    numbers = sorted({number for of_rank in calls.values() for number in of_rank})
-    for number in numbers:
-        there = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
-        if len({_what(made) for made in there.values()}) > 1:
-            yield _differ(context, number, there)
+    calls: dict[int, dict[int, GroupMade]] = {}
+    for e in context.case.ranks:
+        for made in e.groups_made:
+            calls.setdefault(made.number, {})[e.rank] = made
+    for number in sorted(calls):
+        if len(set(map(_what, calls[number].values()))) > 1:
+            yield _differ(context, number, calls[number])
             return  # later groups are counted wrongly for the same reason
 
 
@@ -57,24 +57,32 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
     most, second = (len(ranks) for ranks, _ in reversed(sides[-2:]))
     unseen = len(context.case.ranks) - len(there)
     culprits = outvoted(members) if most > second + unseen else tuple(there)
-    if len(culprits) == len(there):
-        culprits = _under_a_condition(context, there) or culprits
+    if len(culprits) == len(there):  # else those that a test of the rank lets through
+        calls = (Collective(r, 0, "new_group", path=made.path) for r, made in there.items())
+        tests = ((call.rank, context.sources.condition(call)) for call in calls)
+        on_rank = tuple(rank for rank, test in tests if test is not None and test.on_rank)
+        culprits = on_rank if 0 < len(on_rank) < len(there) else culprits
     mesh = all(made.of_mesh for made in there.values())
     gave = []
     for ranks, _ in sides:
         made = there[ranks[0]]
-        place = made.path[-1] if made.path else None
         name = f" ({made.called})" if made.called else ""
-        of = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
-        gave.append(f"{verb(ranks, 'makes', 'make')} it of {of}")
-    reports = {e.rank: e for e in context.case.ranks}
+        place = made.path[-1] if made.path else None
+        them = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
+        gave.append(f"{verb(ranks, 'makes', 'make')} it of {them}")
+    lists: dict[int, str] = {}  # that a rank gave to new_group, in order
+    for rank in there:
+        groups = [group.members for group in context.reports[rank].groups_made]
+        shown = [f"[{format_ranks(_ranks(context, group))}]" for group in groups[:_MOST_SHOWN]]
+        more = ", …" if len(groups) > _MOST_SHOWN else ""
+        lists[rank] = f"new_group of {', '.join(shown)}{more}"
     return Finding(
         Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
         culprits,
         f"the ranks make another group {number}: {'; '.join(gave)}",
         _SAME_MESH if mesh else _SAME_LISTS,
         tuple(rank for rank in context.reports if rank not in culprits),
-        by_ranks({rank: _lists(context, reports[rank]) for rank in there}),
+        by_ranks(lists),
     )
 
 
@@ -83,28 +91,10 @@ def _what(made: GroupMade) -> tuple[Ranks, str]:
     return made.members, made.called if made.of_mesh else ""
 
 
-def _lists(context: Context, report: RankReport) -> str:
-    """The rank lists that a rank gave to new_group, in order."""
-    made = report.groups_made[:_MOST_SHOWN]
-    more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
-    lists = (f"[{format_ranks(_ranks(context, group.members))}]" for group in made)
-    return f"new_group of {', '.join(lists)}{more}"
-
-
 def _ranks(context: Context, members: Ranks) -> Ranks:
     """Ranks of the default group as ranks of the session."""
     ranks = tuple(e.rank for e in context.case.ranks)
     return tuple(ranks[member] for member in members if member < len(ranks))
-
-
-def _under_a_condition(context: Context, there: Mapping[int, GroupMade]) -> Ranks:
-    """Of calls none of which has the most ranks: those that a test of the rank lets through."""
-    found = []
-    for rank, made in there.items():
-        condition = context.sources.condition(Collective(rank, 0, "new_group", path=made.path))
-        if condition is not None and condition.on_rank:
-            found.append(rank)
-    return tuple(found) if len(found) < len(there) else ()
 
 
 def new_group_not_by_all(context: Context) -> Iterator[Finding]:
@@ -206,10 +196,8 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
     """Ranks that wait for each other in collectives of different groups: a ring."""
     at = context.graph.at
     for ring in context.graph.cycles:
-        records = [at[rank] for rank in ring if rank in at]
-        if len(records) < len(ring) or any(record.is_point_to_point for record in records):
-            continue
-        if len({record.group for record in records}) < 2:
+        records = [at[r] for r in ring if r in at and not at[r].is_point_to_point]
+        if len(records) < len(ring) or len({record.group for record in records}) < 2:
             continue
         # A ring is how it ends. Ranks that came the same way through all groups, until one called
         # something else, wait for each other in just such a ring; where they parted says more.

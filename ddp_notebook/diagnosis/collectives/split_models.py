@@ -277,16 +277,18 @@ def _models(context: Context) -> Iterator[dict[int, _Model]]:
 
     Stages of a pipeline have other modules, and other ranks.
     """
-    by_rank = {e.rank: e.parts.sharded for e in context.case.ranks if e.parts.sharded}
-    for number in sorted({unit.model for units in by_rank.values() for unit in units}):
-        of_mesh: dict[Ranks, dict[int, _Model]] = {}
-        for rank, units in by_rank.items():
-            mine = {unit.name: unit for unit in units if unit.model == number}
-            meshes = {unit.mesh for unit in mine.values()}  # mostly one, of many ranks
+    found: dict[tuple[int, Ranks], dict[int, _Model]] = {}
+    for report in context.case.ranks:
+        models: dict[int, dict[str, ShardedUnit]] = {}
+        for unit in report.parts.sharded:
+            models.setdefault(unit.model, {})[unit.name] = unit
+        for number, units in models.items():
+            meshes = {unit.mesh for unit in units.values()}  # mostly one, of many ranks
             mesh = tuple(sorted(set().union(*meshes)))
             if mesh and mesh[-1] < len(context.case.ranks):
-                of_mesh.setdefault(mesh, {})[rank] = mine
-        yield from (of_rank for of_rank in of_mesh.values() if len(of_rank) > 1)
+                found.setdefault((number, mesh), {})[report.rank] = units
+    in_order = sorted(found, key=lambda key: key[0])
+    yield from (found[key] for key in in_order if len(found[key]) > 1)
 
 
 # -- schedules ---------------------------------------------------------------------------
@@ -317,23 +319,20 @@ def other_schedules(context: Context) -> Iterator[Finding]:
 
     torch does not compare them. Only where ranks are stuck, or one has failed.
     """
-    for pipeline in _pipelines(context):
-        finding = _wrong_stages(context, pipeline) or _other_numbers(context, pipeline)
-        if finding is not None:
-            yield finding
-            return
-
-
-def _pipelines(context: Context) -> Iterator[_Pipeline]:
-    """The ranks of each pipeline, with what each of them is in it."""
-    found: dict[tuple[Ranks, int], dict[int, PipelinePart]] = {}
+    pipelines: dict[tuple[Ranks, int], dict[int, PipelinePart]] = {}
     for report in context.case.ranks:
         seen: dict[Ranks, int] = {}
         for part in report.parts.pipelines:
             number = seen[part.members] = seen.get(part.members, -1) + 1
             if part.members and max(part.members) < len(context.case.ranks):
-                found.setdefault((part.members, number), {})[report.rank] = part
-    yield from (pipeline for pipeline in found.values() if len(pipeline) > 1)
+                pipelines.setdefault((part.members, number), {})[report.rank] = part
+    for pipeline in pipelines.values():
+        if len(pipeline) < 2:
+            continue
+        finding = _wrong_stages(context, pipeline) or _other_numbers(context, pipeline)
+        if finding is not None:
+            yield finding
+            return
 
 
 def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:

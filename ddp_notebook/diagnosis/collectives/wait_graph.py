@@ -238,7 +238,11 @@ class _Arrivals:
     def missing(self, record: Collective) -> Ranks:
         """The ranks without which `record` cannot be done: absent, or at something else."""
         if record.is_point_to_point:
-            return self._partner(record)
+            if record.peer is not None:
+                return () if counterpart(self._case.collectives, record) else (record.peer,)
+            if unmatched_senders(self._case.collectives, record):  # a recv from any rank
+                return ()
+            return tuple(r for r in members(self._case, record.group) if r != record.rank)
         key = record.group, record.slot, record.operation
         if key not in self._absent:  # most ranks wait in the same one
             all_ = members(self._case, record.group)
@@ -253,15 +257,6 @@ class _Arrivals:
             return last is not None and last.slot > record.slot
         issued = theirs.phase not in self._not_there
         return issued and theirs.operation == record.operation
-
-    def _partner(self, record: Collective) -> Ranks:
-        if record.peer is None:  # a recv from any rank
-            return (
-                tuple(rank for rank in members(self._case, record.group) if rank != record.rank)
-                if not unmatched_senders(self._case.collectives, record)
-                else ()
-            )
-        return () if counterpart(self._case.collectives, record) else (record.peer,)
 
 
 def members(case: Case, group: str) -> Ranks:

@@ -20,6 +20,7 @@ EXITS = ("exit", "_exit", "quit", "abort")
 _ENDS = (ast.Return, ast.Break, ast.Raise)
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
+_BODIES = ("body", "orelse", "finalbody")
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
@@ -136,7 +137,7 @@ def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
 
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
     """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
-    for name in ("body", "orelse", "finalbody"):
+    for name in _BODIES:
         body = getattr(parent, name, None)
         if not isinstance(body, list) or child not in body:
             continue
@@ -207,24 +208,16 @@ def hold(statements: list[ast.stmt], line: int) -> bool:
     return any(holds(statement, line) for statement in statements)
 
 
-def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The lists of statements directly in a compound statement."""
-    for name in ("body", "orelse", "finalbody"):
-        inside = getattr(node, name, None)
-        if isinstance(inside, list):
-            yield inside
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-    for each in getattr(node, "cases", ()):
-        yield each.body
-
-
 def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
     """The compound statements around a line, the outermost first."""
     for statement in statements:
         if holds(statement, line):
-            bodies = [body for body in _bodies(statement) if body]
-            if bodies:
+            parts = (
+                *(statement, *getattr(statement, "handlers", ())),
+                *getattr(statement, "cases", ()),
+            )
+            bodies = [getattr(p, name, []) for p in parts for name in _BODIES]
+            if any(bodies):
                 yield statement
                 for body in bodies:
                     yield from enclosing(body, line)

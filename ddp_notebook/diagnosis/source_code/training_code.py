@@ -37,7 +37,9 @@ def is_reported(tree: ast.Module, line: int) -> bool:
     while ahead:
         scope, known, after, depth = ahead.pop()
         known = _made_of(scope, known, after)
-        if _is_said(scope, known, after):
+        calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
+        said = (call for call in calls if _called(call) in _SAYING)
+        if any(known & _words(part) for call in said for part in (*call.args, *call.keywords)):
             return True
         returned = (node for node in _own(scope) if isinstance(node, ast.Return))
         given = any(known & _words(node) for node in returned)
@@ -46,13 +48,6 @@ def is_reported(tree: ast.Module, line: int) -> bool:
                 at = getattr(call, "lineno", 1)
                 ahead.append((_function(tree, at) or tree, {f"{scope.name}()"}, at - 1, depth + 1))
     return False
-
-
-def _is_said(scope: ast.AST, known: set[str], after: int) -> bool:
-    """Whether something of what is known is printed behind a line."""
-    calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
-    said = (call for call in calls if _called(call) in _SAYING)
-    return any(known & _words(part) for call in said for part in (*call.args, *call.keywords))
 
 
 def _numbers_of(block: ast.stmt, line: int) -> set[str]:
@@ -181,7 +176,7 @@ def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
     while waiting:
         node, depth = waiting.pop(0)
         for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
-            if _is_per_sample(call):
+            if _draws(call, in_batch=True):
                 return call
             name = last_name(call.func)
             if name in functions and name not in seen and depth < _DEEPEST:
@@ -193,27 +188,23 @@ def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
 def _in_samples(tree: ast.Module) -> Iterator[ast.Call]:
     for function in ast.walk(tree):
         if isinstance(function, _FUNCTIONS) and function.name == "__getitem__":
-            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-                of, name = ast.unparse(call.func).rpartition(".")[0], last_name(call.func)
-                shaped = of == "torch" and name in _SHAPED
-                draws = shaped or name in _LIKE or (of and name in _IN_PLACE)
-                if draws and not _has_generator(call):
-                    yield call
+            calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+            yield from (call for call in calls if _draws(call, in_batch=False))
 
 
-def _is_per_sample(call: ast.Call) -> bool:
+def _draws(call: ast.Call, *, in_batch: bool) -> bool:
+    """True of what draws numbers like a tensor, in place, or of a shape, from no generator's.
+
+    For a whole batch the shape is that of something: else it is not known to be of samples.
+    """
     name = last_name(call.func)
-    if _has_generator(call):
+    if any(keyword.arg == "generator" for keyword in call.keywords):
         return False
-    if name in _LIKE:
-        return True
-    if name in _IN_PLACE:
-        return isinstance(call.func, ast.Attribute)
-    return name in _SHAPED and any(_is_size(child) for arg in call.args for child in ast.walk(arg))
-
-
-def _has_generator(call: ast.Call) -> bool:
-    return any(keyword.arg == "generator" for keyword in call.keywords)
+    if name in _SHAPED and in_batch:
+        return any(_is_size(child) for arg in call.args for child in ast.walk(arg))
+    if name in _SHAPED:
+        return ast.unparse(call.func) == f"torch.{name}"
+    return name in _LIKE or (name in _IN_PLACE and isinstance(call.func, ast.Attribute))
 
 
 def _is_size(node: ast.AST) -> bool:
