@@ -8,7 +8,7 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import (
@@ -49,7 +49,6 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Phase,
-    Place,
     RankReport,
     Ranks,
     ReplicaCounts,
@@ -322,6 +321,18 @@ LEAVE_TOGETHER = (
 )
 
 
+def group_destroyed(context: Context, ranks: Ranks, waiters: str, evidence: str) -> Finding:
+    """Make the finding of ranks that left their group while others wait for them in a call."""
+    return Finding(
+        Category.MISSING_DESTROY,
+        ranks,
+        f"{name_ranks(ranks)} destroyed the group, or ended, while {waiters}",
+        LEAVE_TOGETHER,
+        context.victims,
+        (evidence, f"{name_ranks(ranks)}: no process group any more"),
+    )
+
+
 def stopped_short(context: Context) -> Iterator[Finding]:
     """Ranks that have finished, or run nothing, while others wait for them in a collective."""
     seen: set[tuple[str, int]] = set()
@@ -465,14 +476,7 @@ def _left_early(
     if by_exit is not None:
         return by_exit
     if all(context.destroyed(rank) for rank in short):
-        return Finding(
-            Category.MISSING_DESTROY,
-            short,
-            f"{name_ranks(short)} destroyed the group, or ended, while {waiters}",
-            LEAVE_TOGETHER,
-            context.victims,
-            (fact(ahead, record), f"{name_ranks(short)}: no process group any more"),
-        )
+        return group_destroyed(context, short, waiters, fact(ahead, record))
     return Finding(
         Category.EARLY_EXIT,
         short,
@@ -496,42 +500,31 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     inside = [e for e in context.case.ranks if _is_in_a_pass(context, e)]
     if not inside:
         return
-    waiting = tuple(e.rank for e in inside)
-    first = inside[0]
+    first, waiting = inside[0], tuple(e.rank for e in inside)
     theirs = {replica.key: replica for replica in first.parts.replicas}
-    reasons: dict[_Reason, dict[int, tuple[str, ...]]] = {}
+    same: dict[_Reason, dict[int, tuple[str, ...]]] = {}
     for e in context.case.ranks:
         own = [replica for replica in e.parts.replicas if replica.key in theirs]
         for mine in own if e.rank not in waiting else ():
             reason = _difference(mine, theirs[mine.key])
             if reason is not None:
-                reasons.setdefault(reason, {})[e.rank] = tuple(
+                same.setdefault(reason, {})[e.rank] = tuple(
                     f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} "
                     f"of them under no_sync, {c.bypasses} around it, {c.steps} steps"
                     for rank, c in ((e.rank, mine), (first.rank, theirs[mine.key]))
                 )
                 break
-    under = {
-        rank: (reason, lines)
-        for reason, of in reasons.items()
-        if reason.category is Category.NO_SYNC_MISUSE
-        for rank, lines in of.items()
-    }
-    others = tuple(sorted(under))
+    no_sync = {reason: of for reason, of in same.items() if reason[0] is Category.NO_SYNC_MISUSE}
+    facts = {rank: lines for of in no_sync.values() for rank, lines in of.items()}
+    others = tuple(sorted(facts))
     culprits, cause = _whose_no_sync(context, first, waiting, others)
     if culprits:
-        reason, lines = under[others[0]]
-        yield Finding(reason.category, culprits, cause, reason.remedy, waiting, lines)
+        category, _, remedy = next(iter(no_sync))
+        yield Finding(category, culprits, cause, remedy, waiting, facts[others[0]])
         return
-    for reason, of in reasons.items():
-        yield Finding(
-            reason.category,
-            tuple(of),
-            f"{reason.cause}{in_brackets(reason.place)}",
-            reason.remedy,
-            waiting,
-            tuple(dict.fromkeys(line for lines in of.values() for line in lines)),
-        )
+    for (category, cause, remedy), of in same.items():
+        lines = dict.fromkeys(line for lines in of.values() for line in lines)
+        yield Finding(category, tuple(of), cause, remedy, waiting, tuple(lines))
 
 
 def _whose_no_sync(
@@ -576,48 +569,39 @@ def _is_in_a_pass(context: Context, e: RankReport) -> bool:
     return any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reason:
-    """Why a rank does not reduce what others reduce, and the line of code."""
-
-    category: Category
-    cause: str
-    remedy: str
-    place: Place | None
+_Reason = tuple[Category, str, str]
+"""Why a rank does not reduce what others reduce: the mistake, the cause, the remedy."""
 
 
 def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
     title = mine.name or f"the DistributedDataParallel of {mine.type}"
     if mine.unready_steps and not theirs.unready_steps:
         names = some(mine.unready or ("some parameters",))
-        return _Reason(
+        return (
             Category.UNUSED_PARAMS,
             f"{names} of {title} got no gradient there, so a bucket is not reduced that the "
-            "others reduce",
+            f"others reduce{in_brackets(mine.bad_place)}",
             "Use the parameters on every rank in every step, or give DistributedDataParallel "
             "find_unused_parameters=True.",
-            mine.bad_place,
         )
     # Counters are of this moment, and a rank that is a step behind has less of everything: it is
     # late, and makes no mistake. So each story below needs that it has come as far as the other
     # rank: the backward is begun, after as many forwards, of which fewer are to be reduced.
-    reduced = mine.forwards - mine.no_sync_forwards
-    if reduced >= theirs.forwards - theirs.no_sync_forwards:
+    fewer = mine.forwards - mine.no_sync_forwards < theirs.forwards - theirs.no_sync_forwards
+    if not fewer or mine.backwards < theirs.backwards:
         return None
-    if mine.backwards < theirs.backwards:
-        return None  # it has not begun the backward in which the others are
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
-        return _Reason(
+        return (
             Category.NO_SYNC_MISUSE,
-            f"a backward of {title} runs there under no_sync, in which the other ranks reduce",
+            f"a backward of {title} runs there under no_sync, in which the other ranks "
+            f"reduce{in_brackets(mine.local_place)}",
             "Enter no_sync on all ranks in the same steps, or on none.",
-            mine.local_place,
         )
     if mine.bypasses > theirs.bypasses and mine.forwards + mine.bypasses >= theirs.forwards:
-        return _Reason(
+        return (
             Category.DDP_BYPASS,
-            f"the forward there calls the module inside {title}, and the others' call the wrapper",
+            f"the forward there calls the module inside {title}, and the others' call the "
+            f"wrapper{in_brackets(mine.bypass_place)}",
             "Call the DistributedDataParallel object itself on every rank.",
-            mine.bypass_place,
         )
     return None

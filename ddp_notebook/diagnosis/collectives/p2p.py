@@ -9,7 +9,7 @@ from itertools import permutations
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
-from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
+from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import Category, Collective, Finding, Ranks, by_value, name_ranks, verb
@@ -95,7 +95,7 @@ def _message(record: Collective) -> str:
 
 
 def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> Finding:
-    those, between = name_ranks(gone), partial(wait_graph.between, context.collectives)
+    between = partial(wait_graph.between, context.collectives)
     lacks = "recv" if record.operation == "send" else "send"
     # A rank that did it before has left a loop; else it left without serving its peer. So it has
     # where it has not received all that it was sent: a small message is taken by the system, and
@@ -106,14 +106,8 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
         for peer in gone
     )
     if left and all(context.destroyed(peer) for peer in gone):
-        return Finding(
-            Category.MISSING_DESTROY,
-            gone,
-            f"{those} destroyed the group, or ended, while rank {rank} is in {named(record)}",
-            LEAVE_TOGETHER,
-            context.victims,
-            (f"rank {rank}, {_message(record)}", f"{those}: no process group any more"),
-        )
+        waits = f"rank {rank} is in {named(record)}"
+        return group_destroyed(context, gone, waits, f"rank {rank}, {_message(record)}")
     if record.peer is None:
         return _unsent(context, record)
     return Finding(
