@@ -45,6 +45,14 @@ def named(record: Collective) -> str:
     return f"{called(record)}{peer}{over}" + at_place(record.place)
 
 
+def lacking(record: Collective) -> str:
+    """What the rank of `record` waits for: the others' call of it, or its counterpart."""
+    if not record.is_point_to_point:
+        return named(record)
+    counterpart = "recv" if record.operation == "send" else "send"
+    return f"the {counterpart} that rank {record.rank} waits for in {named(record)}"
+
+
 def numbered(record: Collective) -> str:
     """For evidence: its number in its group, what it is, and where it was called."""
     what = f" {record.dtype} {list(record.shape)}" if record.dtype else ""
@@ -144,14 +152,13 @@ def with_purposes(case: Case) -> Case:
 
 def _message(record: Collective, report: RankReport, others: Mapping[int, RankReport]) -> str:
     """``micro-batch 3's activations of stage 0 (1F1B)``; empty outside of a pipeline."""
-    mine = next(
-        (p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)), None
-    )
-    peer = others.get(record.peer) if record.peer is not None else None
+    works = [p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)]
+    peer = others.get(record.peer) if works and record.peer is not None else None
     parts = peer.parts.pipelines if peer is not None else ()
-    theirs = next((p for p in parts if mine and p.members == mine.members), None)
-    if mine is None or theirs is None or len(mine.stages) != 1 or len(theirs.stages) != 1:
+    theirs = next((part for part in parts if part.members == works[0].members), None)
+    if theirs is None or len(works[0].stages) != 1 or len(theirs.stages) != 1:
         return ""
+    mine = works[0]
     own, other = mine.stages[0], theirs.stages[0]
     received = record.operation == "recv"
     sender, receiver = (other, own) if received else (own, other)

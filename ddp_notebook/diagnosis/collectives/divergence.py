@@ -356,6 +356,7 @@ def _mismatch(
     other: tuple[Collective, ...],
 ) -> Classified | None:
     """The first of these pairs that cannot be one collective."""
+    ranks, others = divergence.deviation.ranks, divergence.deviation.others
     for a, b in zip(own, other, strict=False):
         what = difference(a, b)
         if what is None:
@@ -365,37 +366,29 @@ def _mismatch(
         named = names and what is not Difference.GROUP  # a group's name is no tensor's
         if named and (labels_are_shared(divergence.deviation, a) or sources.spells(a, b)):
             what = Difference.LABEL
+        # Without a majority: data has any size, and a last batch is shorter than all before it,
+        # which does not make it the wrong one. So both are, but for a rank that the code gives its
+        # own tensor. Else who brings what it always brought is right. Then the root of a broadcast,
+        # since the others must take what it sends. What is left is a convention and no proof: rank
+        # 0 is taken to be right, as the one that most programs treat as the example.
+        usual = _usual(divergence.own, a)
         if divergence.deviation.sure:
-            culprits = divergence.deviation.ranks
+            culprits = ranks
         elif what is Difference.SHAPE:
-            # Data has any size, and a last batch is shorter than all before it, which does not make
-            # it the wrong one. So both are, but for a rank that the code gives its own tensor.
             culprits = divergence.culprits(None)
             text = " ".join(record.place.text for record in (a, b) if record.place is not None)
             culprits = singled_out(sources, re.findall(r"[^\W\d]\w*", text), culprits) or culprits
+        elif usual != _usual(divergence.other, b):
+            culprits = others if usual else ranks
+        elif a.root == b.root and a.root in (*ranks, *others):
+            culprits = others if a.root in ranks else ranks
         else:
-            culprits = _who_mismatches(divergence, a, b)
+            culprits = max(ranks, others, key=min)
         sides = divergence.own, divergence.other
         return Classified(
             Kind.MISMATCH, culprits, *sides, sides, records=(a,), there=b, difference=what
         )
     return None
-
-
-def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
-    """Without a majority the usual pattern is right; else the root; else the lowest rank."""
-    ranks, others = divergence.deviation.ranks, divergence.deviation.others
-    # Who brings what it always brought is right. Then the root of a broadcast, since the others
-    # must take what it sends. What is left is a convention and no proof: rank 0 is taken to be
-    # right, as the one that most programs treat as the example.
-    usual_own, usual_other = _usual(divergence.own, own), _usual(divergence.other, other)
-    if usual_own != usual_other:
-        right = usual_own
-    elif own.root == other.root and own.root in (*ranks, *others):
-        right = own.root in ranks
-    else:
-        right = min(ranks) <= min(others)
-    return others if right else ranks
 
 
 def _usual(branch: Branch, record: Collective) -> bool:

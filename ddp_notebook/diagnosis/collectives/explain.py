@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.collectives.alignment import (
@@ -116,7 +116,14 @@ def _finding(
         else nothing_after(branch.ranks, branch.sequence.end - 1)
         for branch, record in classified.shown
     )
-    evidence += tuple(_ways(classified))
+    # Ranks at one line of a function that is called at several: where they come from.
+    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
+    if len(pairs) > 1 and len({record.place for _, record in pairs}) == 1:
+        steps = enumerate(zip(*(record.path for _, record in pairs), strict=False))
+        apart = [index for index, (one, other) in steps if one != other]
+        for branch, record in pairs if apart else ():
+            way = " → ".join(map(str, record.path[apart[0] : -1]))
+            evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
     lost = _lost_a_thread(context, classified, ranks)
     if lost is not None:
         who, error = lost
@@ -150,19 +157,6 @@ def _finding(
         (*evidence, *facts, *at_once),
         sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
     )
-
-
-def _ways(classified: Classified) -> Iterator[str]:
-    """Where ranks come from that are at one line of a function that is called at several."""
-    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
-    if len(pairs) < 2 or len({record.place for _, record in pairs}) > 1:
-        return
-    (_, one), (_, other) = pairs
-    apart = (i for i, (a, b) in enumerate(zip(one.path, other.path, strict=False)) if a != b)
-    if (at := next(apart, None)) is not None:
-        for branch, record in pairs:
-            comes = verb(branch.ranks, "comes", "come")
-            yield f"{comes} there from {' → '.join(map(str, record.path[at:-1]))}"
 
 
 def _lost_a_thread(

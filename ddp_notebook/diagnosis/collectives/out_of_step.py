@@ -18,7 +18,7 @@ from ddp_notebook.diagnosis.collectives.alignment import (
     RankSequence,
     call_site,
 )
-from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side
+from ddp_notebook.diagnosis.collectives.describe import fact, lacking, named, nothing_after, side
 from ddp_notebook.diagnosis.collectives.divergence import (
     Branch,
     Classified,
@@ -271,17 +271,9 @@ def stragglers(context: Context) -> Iterator[Finding]:
         report = context.reports[rank]
         paused = report.activity is Activity.HELD
         if paused or works(report):
-            same.setdefault((_lacking(late[rank]), paused), []).append(report)
+            same.setdefault((lacking(late[rank]), paused), []).append(report)
     for (what, _), reports in same.items():
         yield _late(context, what, reports)
-
-
-def _lacking(record: Collective) -> str:
-    """What the rank of `record` waits for."""
-    if not record.is_point_to_point:
-        return named(record)
-    lacks = "recv" if record.operation == "send" else "send"
-    return f"the {lacks} that rank {record.rank} waits for in {named(record)}"
 
 
 def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:

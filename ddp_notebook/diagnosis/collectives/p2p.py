@@ -7,7 +7,7 @@ from functools import partial
 from itertools import permutations
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import named
+from ddp_notebook.diagnosis.collectives.describe import lacking, named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
@@ -113,8 +113,7 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
     return Finding(
         Category.P2P_MISMATCH,
         gone,
-        f"{verb(gone, 'has', 'have')} finished without the {lacks} that "
-        f"rank {rank} waits for in {named(record)}",
+        f"{verb(gone, 'has', 'have')} finished without {lacking(record)}",
         f"Pair every {record.operation} with a {lacks} of the same tag on its peer.",
         context.victims,
         (f"rank {rank}, {_message(record)}",),

@@ -53,27 +53,19 @@ def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
         elif not isinstance(node, (ast.stmt, ast.withitem)) or hasattr(node, "body"):
             continue
         elif _sets([node], words):
-            yield from filter(_names_a_later_rank, _choices(node))
+            yield from _choices(node)
 
 
 def _choices(node: ast.AST) -> Iterator[ast.expr]:
-    """What chooses between two values, or is one of the two itself: ``enabled=rank == 1``."""
+    """What chooses between two values by ``== 1``, or is one of the two: ``enabled=rank == 1``."""
     for child in ast.walk(node):
         match child:
-            case ast.IfExp(test=test):
-                yield test
-            case ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
-                yield test
-
-
-def _names_a_later_rank(test: ast.expr) -> bool:
-    """True of ``== 1``: rank 0 is often asked for to tell it from all others."""
-    return any(
-        isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], ast.Eq)
-        and any(isinstance(n, ast.Constant) and n.value not in (0, "0") for n in ast.walk(node))
-        for node in ast.walk(test)
-    )
+            case ast.IfExp(test=test) | ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
+                equals = [n for n in ast.walk(test) if isinstance(n, ast.Compare)]
+                sides = [s for e in equals if isinstance(e.ops[0], ast.Eq) for s in ast.walk(e)]
+                # Not of ``== 0``: rank 0 is often asked for to tell it from all others.
+                if any(isinstance(s, ast.Constant) and s.value not in (0, "0") for s in sides):
+                    yield test
 
 
 def _sets(nodes: Iterable[ast.AST], words: Container[str]) -> bool:
