@@ -63,9 +63,28 @@ def ended(context: Context) -> Iterator[Finding]:
     last = {e.rank: numbered(at) for e in died if (at := last_record(context, e.rank))}
     findings = too_much + list(deaths(context.case, died, context.victims, last))
     # The guard refuses a call on every rank that brought it, so a refusal is mostly a right rank's.
-    # Who raised by itself and, on its way out, met the others with the wrong call is the cause.
+    # Who raised by itself and, on its way out, met the others with the wrong call is the cause: a
+    # `finally` may call a collective, which then meets what the others are in.
     refused = {e.rank for e in first if e.error.type == MISMATCH}
-    raised = _raised_before(context, first, refused)
+    raised = []
+    for e in first if refused else ():
+        own = e.activity is Activity.FAILED and e.rank not in refused and e.error.at
+        issued = context.collectives.of.get(e.rank, ())
+        if not own or any(record.phase is Phase.REFUSED for record in issued):
+            continue
+        if not torch_errors.is_of_others(e.error.text):
+            raised.append(
+                Finding(
+                    Category.EXCEPTION_ON_ONE_RANK,
+                    (e.rank,),
+                    f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what it "
+                    f"called on the way out met what {name_ranks(sorted(refused))} called, and "
+                    "does not match it",
+                    _ON_THE_WAY_OUT,
+                    context.victims,
+                    (f"rank {e.rank}: {way_to_error(e.error.at)}",),
+                )
+            )
     findings += raised or _refused(context, refused)
     stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
     findings += torch_errors.of_errors(
@@ -234,37 +253,6 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
 
 _NO_ERRORS = (MISMATCH, "StopIteration", "StopAsyncIteration")
 """The end of a loop is none either."""
-
-
-def _raised_before(
-    context: Context, first: Iterable[RankReport], refused: set[int]
-) -> list[Finding]:
-    """Of ranks that raised where others were refused what they met there: an error of their own.
-
-    A `finally` may call a collective that then meets what the others are in.
-    """
-    own = [
-        e
-        for e in first
-        if refused and e.activity is Activity.FAILED and e.rank not in refused
-        if e.error.at and not torch_errors.is_of_others(e.error.text)
-        if all(
-            record.phase is not Phase.REFUSED for record in context.collectives.of.get(e.rank, ())
-        )
-    ]
-    return [
-        Finding(
-            Category.EXCEPTION_ON_ONE_RANK,
-            (e.rank,),
-            f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what "
-            f"it called on the way out met what {name_ranks(sorted(refused))} called, and does "
-            "not match it",
-            _ON_THE_WAY_OUT,
-            context.victims,
-            (f"rank {e.rank}: {way_to_error(e.error.at)}",),
-        )
-        for e in own
-    ]
 
 
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:

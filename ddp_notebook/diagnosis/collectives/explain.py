@@ -57,6 +57,12 @@ TRY_AGAIN_TOGETHER = (
     "Leave the collective out of what is tried again, or let all ranks decide together whether to "
     "try again: all_reduce a flag."
 )
+USE_ALL = (
+    "Use every parameter on every rank in every step, with a factor of zero where it has no part."
+)
+USE_OR_FIND = (
+    "Use every parameter on every rank, or DistributedDataParallel(find_unused_parameters=True)."
+)
 TOGETHER = (
     "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
 )
@@ -336,18 +342,27 @@ def _story(context: Context, classified: Classified) -> tuple[Category, str, str
                 f"{short.named} did not reduce all buckets of gradients in {named(record)}: a "
                 "parameter got no gradient there"
             )
-            remedy = (
-                "Use every parameter on every rank, or "
-                "DistributedDataParallel(find_unused_parameters=True)."
-            )
-            if "reduce_scatter" in record.operation:  # of fully_shard, which has no such option
-                remedy = (
-                    "Use every parameter on every rank in every step, with a factor of zero where "
-                    "it has no part."
-                )
+            # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
+            remedy = USE_ALL if "reduce_scatter" in record.operation else USE_OR_FIND
             return Category.UNUSED_PARAMS, cause, remedy, ()
         case Kind.NO_BUCKETS:
-            return _no_buckets(context, classified)
+            # Records only say that nothing was reduced. So it looks under no_sync, without a
+            # backward, and where a parameter got no gradient and there is one bucket. Where the
+            # code is known, it must mention no_sync for that to be told; where it is not, all that
+            # may be the case are named.
+            category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
+            may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
+            if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
+                category = Category.NO_SYNC_MISUSE
+                why = "no_sync() is on there, or backward was not called"
+            elif not sources.knows(record):
+                why += ", no_sync() was on, or a parameter got no gradient"
+            cause = (
+                f"{short.named} reduced no gradients where {verb(full.ranks, 'is', 'are')} in "
+                f"{named(record)} ({why})"
+            )
+            remedy = "Use no_sync() and backward() in the same iterations on all ranks."
+            return category, cause, remedy, ()
         case Kind.EITHER_OR:
             cause = f"the ranks take different branches: {_side_by_side(classified)}"
             remedy = "Decide the branch from what all ranks share (all_reduce the decision first)."
@@ -392,26 +407,6 @@ def _story(context: Context, classified: Classified) -> tuple[Category, str, str
             times = f"once {more}" if count == 1 else f"{count} collectives {more}"
             cause = f"{one.named} called {named(record)} {times} than {other.named}"
             return Category.DIVERGENT_CONTROL_FLOW, cause, TOGETHER, ()
-
-
-def _no_buckets(
-    context: Context, classified: Classified
-) -> tuple[Category, str, str, tuple[str, ...]]:
-    # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
-    # where a parameter got no gradient and there is one bucket. Where the code is known, it must
-    # mention no_sync for that to be told; where it is not, all that may be the case are named.
-    record, sources = classified.record, context.sources
-    category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
-    if not sources.knows(record):
-        why += ", no_sync() was on, or a parameter got no gradient"
-    may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
-    if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
-        category, why = Category.NO_SYNC_MISUSE, "no_sync() is on there, or backward was not called"
-    cause = (
-        f"{classified.short.named} reduced no gradients where "
-        f"{verb(classified.full.ranks, 'is', 'are')} in {named(record)} ({why})"
-    )
-    return category, cause, "Use no_sync() and backward() in the same iterations on all ranks.", ()
 
 
 # -- one collective with contents that do not match --------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
@@ -36,47 +36,45 @@ _MOST_SHOWN = 8
 
 def other_groups(context: Context) -> Iterator[Finding]:
     """Ranks whose calls of `new_group` of one number have other members: torch counts calls."""
-    first = context.case.ranks[0].groups_made if context.case.ranks else ()
-    if all(e.groups_made == first for e in context.case.ranks):
+    reports = context.case.ranks
+    if all(e.groups_made == reports[0].groups_made for e in reports):
         return  # 10,000 ranks make 1,000 groups each
     calls: dict[int, dict[int, GroupMade]] = {}
-    for e in context.case.ranks:
+    for e in reports:
         for made in e.groups_made:
             calls.setdefault(made.number, {})[e.rank] = made
-    for number in sorted(calls):
-        if len(set(map(_what, calls[number].values()))) > 1:
-            yield _differ(context, number, calls[number])
-            return  # later groups are counted wrongly for the same reason
-
-
-def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
+    other = (n for n in sorted(calls) if len(set(map(_what, calls[n].values()))) > 1)
+    number = next(other, None)  # later groups are counted wrongly for the same reason
+    if number is None:
+        return
+    there = calls[number]
     members = {rank: _what(made) for rank, made in there.items()}
     sides = sorted(by_value(members), key=lambda side: len(side[0]))
     # A rank that has not made this call yet may be of either side. So a majority is one only if all
     # of these together could not turn it.
     most, second = (len(ranks) for ranks, _ in reversed(sides[-2:]))
-    unseen = len(context.case.ranks) - len(there)
+    unseen = len(reports) - len(there)
     culprits = outvoted(members) if most > second + unseen else tuple(there)
     if len(culprits) == len(there):  # else those that a test of the rank lets through
-        calls = (Collective(r, 0, "new_group", path=made.path) for r, made in there.items())
-        tests = ((call.rank, context.sources.condition(call)) for call in calls)
+        records = (Collective(r, 0, "new_group", path=made.path) for r, made in there.items())
+        tests = ((record.rank, context.sources.condition(record)) for record in records)
         on_rank = tuple(rank for rank, test in tests if test is not None and test.on_rank)
         culprits = on_rank if 0 < len(on_rank) < len(there) else culprits
-    mesh = all(made.of_mesh for made in there.values())
     gave = []
     for ranks, _ in sides:
         made = there[ranks[0]]
         name = f" ({made.called})" if made.called else ""
         place = made.path[-1] if made.path else None
-        them = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
-        gave.append(f"{verb(ranks, 'makes', 'make')} it of {them}")
+        group = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
+        gave.append(f"{verb(ranks, 'makes', 'make')} it of {group}")
     lists: dict[int, str] = {}  # that a rank gave to new_group, in order
     for rank in there:
         groups = [group.members for group in context.reports[rank].groups_made]
         shown = [f"[{format_ranks(_ranks(context, group))}]" for group in groups[:_MOST_SHOWN]]
         more = ", …" if len(groups) > _MOST_SHOWN else ""
         lists[rank] = f"new_group of {', '.join(shown)}{more}"
-    return Finding(
+    mesh = all(made.of_mesh for made in there.values())
+    yield Finding(
         Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
         culprits,
         f"the ranks make another group {number}: {'; '.join(gave)}",

@@ -279,29 +279,28 @@ def stragglers(context: Context) -> Iterator[Finding]:
 def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
     """The finding of ranks that all are paused, or all are busy, before `what`."""
     ranks = tuple(report.rank for report in reports)
-    doings = {report.rank: _doing(report) for report in reports}
+    doings: dict[int, str] = {}
+    for e in reports:
+        still = stands_still(e) or not e.path
+        doings[e.rank] = f"busy{where_busy(e) if still else f' at {e.path[-1]}'}"
+    commands: tuple[str, ...] = ()
+    remedy = f"Wait for {them(ranks)}, or interrupt the cell."
+    if reports[0].activity is Activity.HELD:
+        remedy = f"%ddp_step --ranks {format_ranks(ranks)}"
+        doings, commands = dict.fromkeys(ranks, "paused"), (remedy,)
     doing = f"{agree(ranks, 'it is', 'they are')} {doings[ranks[0]]}"
     if len(set(doings.values())) > 1:
         doing = "; ".join(f"rank {rank} is {own}" for rank, own in doings.items())
-    step = f"%ddp_step --ranks {format_ranks(ranks)}"
-    paused = reports[0].activity is Activity.HELD
     return Finding(
         Category.STRAGGLER,
         ranks,
         f"{verb(ranks, 'has', 'have')} not called {what} yet: {doing}",
-        step if paused else f"Wait for {them(ranks)}, or interrupt the cell.",
+        remedy,
         context.case.waiting,
         of_each({report.rank: evidence_of(report) for report in reports}),
         passing=True,
-        commands=(step,) if paused else (),
+        commands=commands,
     )
-
-
-def _doing(report: RankReport) -> str:
-    if report.activity is Activity.HELD:
-        return "paused"
-    still = stands_still(report) or not report.path
-    return f"busy{where_busy(report) if still else f' at {report.path[-1]}'}"
 
 
 # -- stopped short -----------------------------------------------------------------------

@@ -28,7 +28,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def is_reported(tree: ast.Module, line: int) -> bool:
     """Whether a number that comes of the evaluation in `line` is printed after it."""
     scope: ast.AST = _function(tree, line) or tree
-    block = _block(scope, line)
+    # The evaluation is the innermost `with` around it, or else its loop. The loop over epochs
+    # around both has the training in it as well. Without either it is the statement itself.
+    around = [statement for statement in _statements(scope) if holds(statement, line)]
+    blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
+    withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
+    block = max(withs or blocks or around, key=lambda each: each.lineno, default=None)
     if block is None:
         return False
     # What a scope has of it: variables, and functions that return it. From there to the callers of
@@ -36,7 +41,11 @@ def is_reported(tree: ast.Module, line: int) -> bool:
     ahead = [(scope, _numbers_of(block, line), block.end_lineno or line, 0)]
     while ahead:
         scope, known, after, depth = ahead.pop()
-        known = _made_of(scope, known, after)
+        for _ in range(_DEEPEST):
+            for statement in _statements(scope):
+                value, names = _assigned(statement)
+                if value is not None and value.lineno > after and _words(value) & known:
+                    known |= names
         calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
         said = (call for call in calls if _called(call) in _SAYING)
         if any(known & _words(part) for call in said for part in (*call.args, *call.keywords)):
@@ -67,17 +76,6 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
             elif of_model:
                 given |= names
     return numbers
-
-
-def _made_of(scope: ast.AST, known: set[str], after: int) -> set[str]:
-    """`known`, and what is computed of it behind a line."""
-    found = set(known)
-    for _ in range(_DEEPEST):
-        for statement in _statements(scope):
-            value, names = _assigned(statement)
-            if value is not None and value.lineno > after and _words(value) & found:
-                found.update(names)
-    return found
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
@@ -128,18 +126,6 @@ def _function(tree: ast.AST, line: int) -> _Function | None:
     """The innermost function around a line."""
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and holds(node, line)]
     return max(around, key=lambda each: each.lineno, default=None)
-
-
-def _block(scope: ast.AST, line: int) -> ast.stmt | None:
-    """The evaluation's own loop or `with`: the innermost `with` around it, or else its loop.
-
-    The loop over epochs around both has the training in it as well. Without either it is the
-    statement itself.
-    """
-    around = [statement for statement in _statements(scope) if holds(statement, line)]
-    blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
-    withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
-    return max(withs or blocks or around, key=lambda each: each.lineno, default=None)
 
 
 # -- draws -------------------------------------------------------------------------------
