@@ -344,12 +344,10 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     if not wrong or len(sizes) > 1:
         return None
     part = next(iter(wrong.values()))
-    twin = next(
-        (r for r, p in pipeline.items() if r not in wrong and set(p.stages) & set(part.stages)),
-        None,
-    )
-    also = f", which rank {twin} has too" if twin is not None else ""
-    lacks = sorted(set(range(part.num_stages)) - {s for p in pipeline.values() for s in p.stages})
+    twins = (r for r, p in pipeline.items() if r not in wrong and {*p.stages} & {*part.stages})
+    also = next((f", which rank {twin} has too" for twin in twins), "")
+    there = set().union(*(p.stages for p in pipeline.values()))
+    lacks = sorted(set(range(part.num_stages)) - there)
     missing = ""
     if lacks and len(pipeline) == len(part.members):
         missing = f"; no rank has {_stages(tuple(lacks))}"

@@ -71,7 +71,34 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
     chain = chain[scopes[-1] :] if scopes else chain
     for parent, child in reversed(list(pairwise(chain))):
         yield from _before(parent, child)
-        yield from _between(parent, child)
+        match parent:  # what it asks before it goes on to the child
+            case ast.If(test=test) | ast.IfExp(test=test) if child is not test:
+                own_line = isinstance(parent, ast.If)
+                shown = f"if {ast.unparse(test)}"
+                if child in (parent.body if isinstance(parent, ast.If) else [parent.body]):
+                    yield Test(test, parent.lineno, shown="" if own_line else shown)
+                else:
+                    yield Test(test, parent.lineno, wanted=False, shown=f"else of {shown}")
+            case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
+                first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
+                yes = isinstance(parent.op, ast.And)
+                shown = f"{ast.unparse(first)} {'and' if yes else 'or'} …"
+                yield Test(first, parent.lineno, yes, shown)
+            case ast.Match(subject=subject) if isinstance(child, ast.match_case):
+                asked: ast.expr = ast.Call(ast.Name("match"), [subject], [])
+                if isinstance(child.pattern, ast.MatchValue) and child.guard is None:
+                    asked = ast.Compare(subject, [ast.Eq()], [child.pattern.value])
+                shown = f"match {ast.unparse(subject)}: case {ast.unparse(child.pattern)}"
+                yield Test(asked, child.pattern.lineno, shown=shown)
+            case ast.ExceptHandler():
+                yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                for test in reversed([test for each in parent.generators for test in each.ifs]):
+                    yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
+                for decorator in parent.decorator_list:
+                    if _FOR_SOME.search(text := ast.unparse(decorator)):
+                        yield Test(decorator, decorator.lineno, shown=f"@{text}")
 
 
 def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
@@ -103,38 +130,6 @@ def last_name(func: ast.AST) -> str:
     return getattr(func, "attr", "") or getattr(func, "id", "")
 
 
-def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
-    """What `parent` asks before it goes on to `child`."""
-    match parent:
-        case ast.If(test=test) | ast.IfExp(test=test) if child is not test:
-            shown = f"if {ast.unparse(test)}"
-            body = parent.body if isinstance(parent, ast.If) else [parent.body]
-            if child not in body:
-                yield Test(test, parent.lineno, wanted=False, shown=f"else of {shown}")
-            else:
-                yield Test(test, parent.lineno, shown="" if isinstance(parent, ast.If) else shown)
-        case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
-            first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
-            yes = isinstance(parent.op, ast.And)
-            shown = f"{ast.unparse(first)} {'and' if yes else 'or'} …"
-            yield Test(first, parent.lineno, yes, shown)
-        case ast.Match(subject=subject) if isinstance(child, ast.match_case):
-            asked: ast.expr = ast.Call(ast.Name("match"), [subject], [])
-            if isinstance(child.pattern, ast.MatchValue) and child.guard is None:
-                asked = ast.Compare(subject, [ast.Eq()], [child.pattern.value])
-            shown = f"match {ast.unparse(subject)}: case {ast.unparse(child.pattern)}"
-            yield Test(asked, child.pattern.lineno, shown=shown)
-        case ast.ExceptHandler():
-            yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            for test in reversed([test for each in parent.generators for test in each.ifs]):
-                yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
-        case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
-            for decorator in parent.decorator_list:
-                if _FOR_SOME.search(text := ast.unparse(decorator)):
-                    yield Test(decorator, decorator.lineno, shown=f"@{text}")
-
-
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
     """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
     for name in _BODIES:
@@ -149,9 +144,9 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
                 yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
             for handler in getattr(other, "handlers", ()):
                 # Who raises the error again has failed, which is known without the code.
-                how, last = _leaves(handler.body[-1]), handler.body[-1]
-                if how and not isinstance(last, ast.Raise) and not _catches_the_end(handler):
-                    caught = [handler.type] if handler.type is not None else []
+                how = _leaves(handler.body[-1])
+                if how not in ("", "raise") and not _catches_the_end(handler):
+                    caught = list(filter(None, [handler.type]))
                     yield Test(
                         ast.Call(ast.Name("except"), [*caught], []),
                         handler.lineno,

@@ -145,7 +145,14 @@ def draw_around(sources: Sources, place: Place) -> str:
     the rank itself: a loader's workers have generators of their own. Empty where there is none.
     """
     tree = sources.tree(place)
-    call = None if tree is None else _in_loop(tree, place.line) or next(_in_samples(tree), None)
+    if tree is None:
+        return ""
+    call = _in_loop(tree, place.line)
+    if call is None:
+        functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
+        samples = (node for node in functions if node.name == "__getitem__")
+        calls = (n for node in samples for n in ast.walk(node) if isinstance(n, ast.Call))
+        call = next((call for call in calls if _draws(call, in_batch=False)), None)
     return f"{Place(place.file, call.lineno)}: {ast.unparse(call)}" if call is not None else ""
 
 
@@ -169,13 +176,6 @@ def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
                 seen.add(name)
                 waiting.append((functions[name], depth + 1))
     return None
-
-
-def _in_samples(tree: ast.Module) -> Iterator[ast.Call]:
-    for function in ast.walk(tree):
-        if isinstance(function, _FUNCTIONS) and function.name == "__getitem__":
-            calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-            yield from (call for call in calls if _draws(call, in_batch=False))
 
 
 def _draws(call: ast.Call, *, in_batch: bool) -> bool:
