@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -28,7 +28,6 @@ from ddp_notebook.model import (
     Part,
     Phase,
     RankReport,
-    Ranks,
     ThreadError,
     at_place,
     by_value,
@@ -156,31 +155,23 @@ def unwinding(context: Context) -> Iterator[Finding]:
             own[rank] = error
     elsewhere = {call_site(there[rank]) for rank in others}
     alone = {r: error for r, error in own.items() if call_site(there[r]) not in elsewhere}
+    calls = tuple(fact((rank,), record) for rank, record in sorted(there.items()))
     for ranks, error in by_value(alone) if others else ():
-        yield _unwinding(context, error, ranks, tuple(others), there)
-
-
-def _unwinding(
-    context: Context,
-    error: ThreadError,
-    ranks: Ranks,
-    others: Ranks,
-    there: Mapping[int, Collective],
-) -> Finding:
-    words = raised_words(error.type, error.text, error.path)
-    call, again = named(there[ranks[0]]), _tries_again(error, there[ranks[0]])
-    return Finding(
-        Category.DIVERGENT_CONTROL_FLOW if again else Category.EXCEPTION_ON_ONE_RANK,
-        ranks,
-        f"raised {words}, and its `except` {'tries again: it' if again else 'or `finally` then'} "
-        f"calls {call}; {context.standing(others)}",
-        TRY_AGAIN_TOGETHER if again else _ON_THE_WAY_OUT,
-        context.victims,
-        (
-            f"{name_ranks(ranks)}: {way_to_error(error.path)}",
-            *(fact((rank,), record) for rank, record in sorted(there.items())),
-        ),
-    )
+        words = raised_words(error.type, error.text, error.path)
+        category, remedy = Category.EXCEPTION_ON_ONE_RANK, _ON_THE_WAY_OUT
+        then = "or `finally` then"
+        if _tries_again(error, there[ranks[0]]):
+            category, remedy = Category.DIVERGENT_CONTROL_FLOW, TRY_AGAIN_TOGETHER
+            then = "tries again: it"
+        yield Finding(
+            category,
+            ranks,
+            f"raised {words}, and its `except` {then} calls {named(there[ranks[0]])}; "
+            f"{context.standing(tuple(others))}",
+            remedy,
+            context.victims,
+            (f"{name_ranks(ranks)}: {way_to_error(error.path)}", *calls),
+        )
 
 
 def _tries_again(error: ThreadError, record: Collective) -> bool:

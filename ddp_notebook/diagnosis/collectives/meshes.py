@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 
 from ddp_notebook.model import Case, GroupMade, Ranks, name_ranks
 from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout, ModelLayout, Placed
@@ -84,26 +83,21 @@ def _made_by(ranks: Ranks, made: Iterable[GroupMade]) -> Mesh | None:
         if group.called:  # of a mesh that was made twice, the last
             places = of_name.setdefault(group.called, {})
             places.update({m: (at, len(group.members)) for at, m in enumerate(group.members)})
-    dimensions: dict[str, dict[int, tuple[int, int]]] = {}
+    shape: list[tuple[str, int]] = []
+    axes: list[dict[int, tuple[int, int]]] = []
     count = 1
     for name, places in of_name.items():
         sizes = {size for _, size in places.values()}
-        covers = len(places) == len(ranks) and len(sizes) == 1
+        covers = places.keys() == set(range(len(ranks))) and len(sizes) == 1
         if covers and (count < len(ranks) or sizes == {1}):
-            dimensions[name] = places
+            shape.append((name, max(sizes)))
+            axes.append(places)
             count *= max(sizes)
-    return _mesh(ranks, dimensions)
-
-
-def _mesh(ranks: Ranks, dimensions: Mapping[str, Mapping[int, tuple[int, int]]]) -> Mesh | None:
-    shape = tuple((name, places[0][1]) for name, places in dimensions.items() if 0 in places)
     coordinates = {
-        rank: tuple(places[member][0] for places in dimensions.values())
-        for member, rank in enumerate(ranks)
-        if all(member in places for places in dimensions.values())
+        rank: tuple(places[member][0] for places in axes) for member, rank in enumerate(ranks)
     }
-    whole = len(set(coordinates.values())) == len(ranks) == prod(size for _, size in shape)
-    return Mesh(shape, coordinates) if whole and shape else None
+    whole = len(set(coordinates.values())) == len(ranks) == count
+    return Mesh(tuple(shape), coordinates) if whole and shape else None
 
 
 def arranged(

@@ -344,7 +344,8 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     if not wrong or len(sizes) > 1:
         return None
     part = next(iter(wrong.values()))
-    twins = (r for r, p in pipeline.items() if r not in wrong and {*p.stages} & {*part.stages})
+    right = sorted(pipeline.keys() - wrong.keys())
+    twins = (rank for rank in right if {*pipeline[rank].stages} & {*part.stages})
     also = next((f", which rank {twin} has too" for twin in twins), "")
     there = set().union(*(p.stages for p in pipeline.values()))
     lacks = sorted(set(range(part.num_stages)) - there)
