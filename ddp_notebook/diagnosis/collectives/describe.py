@@ -152,13 +152,13 @@ def with_purposes(case: Case) -> Case:
 
 def _message(record: Collective, report: RankReport, others: Mapping[int, RankReport]) -> str:
     """``micro-batch 3's activations of stage 0 (1F1B)``; empty outside of a pipeline."""
-    works = [p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)]
-    peer = others.get(record.peer) if works and record.peer is not None else None
+    working = [p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)]
+    peer = others.get(record.peer) if working and record.peer is not None else None
     parts = peer.parts.pipelines if peer is not None else ()
-    theirs = next((part for part in parts if part.members == works[0].members), None)
-    if theirs is None or len(works[0].stages) != 1 or len(theirs.stages) != 1:
+    theirs = next((part for part in parts if part.members == working[0].members), None)
+    if theirs is None or len(working[0].stages) != 1 or len(theirs.stages) != 1:
         return ""
-    mine = works[0]
+    mine = working[0]
     own, other = mine.stages[0], theirs.stages[0]
     received = record.operation == "recv"
     sender, receiver = (other, own) if received else (own, other)

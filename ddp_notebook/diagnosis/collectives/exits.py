@@ -203,14 +203,12 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         sizes, last = GOT_TOO_MUCH.search(e.end.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
             continue
-        there = {
-            rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
-        }
-        ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
+        there = wait_graph.all_at_slot(context.collectives, last)
+        ranks = tuple(there)
         if last.peer is not None:
             ranks, there = tuple(sorted((e.rank, last.peer))), {e.rank: last}
         several, at_once = threads_of(context, last.group)
-        if several and len({(r.dtype, r.shape) for r in there.values() if r is not None}) == 1:
+        if several and len({(r.dtype, r.shape) for r in there.values()}) == 1:
             # What they wrote down agrees, and gloo met something else: another thread's call.
             yield Finding(
                 Category.MISMATCHED_ORDER,
@@ -223,21 +221,18 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
                 at_once,
             )
             continue
-        script = context.case.script
-        command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
-        back = f"{'End the others' if script else 'Bring it back'}: {command}"
-        what = (
-            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
-            f"expects {sizes[2]} at most: for that gloo ended its process"
-        )
+        back, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
+        if context.case.script:
+            back, command = "End the others", "%ddp_abort"
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
-            what,
+            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
+            f"expects {sizes[2]} at most: for that gloo ended its process",
             "Compare what each rank sends there with what the other expects: the split sizes, "
-            f"the shapes. {back}",
+            f"the shapes. {back}: {command}",
             context.victims,
-            tuple(fact((rank,), record) for rank, record in there.items() if record is not None),
+            tuple(fact((rank,), record) for rank, record in there.items()),
             commands=(command,),
         )
 
@@ -254,11 +249,7 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         record = record or last_record(context, rank)
         if record is None:
             continue
-        there = {
-            other: each
-            for other in context.collectives.of
-            if (each := wait_graph.at_slot(context.collectives, other, record)) is not None
-        } | {rank: record}
+        there = wait_graph.all_at_slot(context.collectives, record) | {rank: record}
         brought = {other: numbered(record) for other, record in there.items()}
         ranks = minority(brought) or (rank,)
         at = at_place(record.place)

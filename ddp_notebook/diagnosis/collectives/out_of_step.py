@@ -203,8 +203,7 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     )
     until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
-    there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
-    records = {rank: record for rank, record in there.items() if record is not None}
+    records = wait_graph.all_at_slot(context.collectives, first)
     absent = {rank for rank in members if rank not in records}
     late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}

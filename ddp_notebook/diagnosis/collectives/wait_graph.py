@@ -278,6 +278,12 @@ def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collecti
     return None
 
 
+def all_at_slot(collectives: Collectives, record: Collective) -> dict[int, Collective]:
+    """What each rank has in the slot and group of `record`; without ranks that have nothing."""
+    there = ((rank, at_slot(collectives, rank, record)) for rank in sorted(collectives.of))
+    return {rank: other for rank, other in there if other is not None}
+
+
 def _latest(collectives: Collectives, rank: int, group: str) -> Iterator[Collective]:
     """A rank's collectives of a group, the latest first."""
     for record in reversed(collectives.of.get(rank, ())):

@@ -73,12 +73,13 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
         yield from _before(parent, child)
         match parent:  # what it asks before it goes on to the child
             case ast.If(test=test) | ast.IfExp(test=test) if child is not test:
-                own_line = isinstance(parent, ast.If)
                 shown = f"if {ast.unparse(test)}"
-                if child in (parent.body if isinstance(parent, ast.If) else [parent.body]):
-                    yield Test(test, parent.lineno, shown="" if own_line else shown)
-                else:
+                if child not in (parent.body if isinstance(parent, ast.If) else [parent.body]):
                     yield Test(test, parent.lineno, wanted=False, shown=f"else of {shown}")
+                elif isinstance(parent, ast.If):
+                    yield Test(test, parent.lineno)  # quoted by its own line
+                else:
+                    yield Test(test, parent.lineno, shown=shown)
             case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
                 first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
                 yes = isinstance(parent.op, ast.And)
