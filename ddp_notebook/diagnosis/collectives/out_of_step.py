@@ -187,24 +187,18 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
     if not all(map(torch_errors.is_victim, failed)):
         return
-    ends = (
-        context.graph.at.get(e.rank) for e in failed if torch_errors.TIMED_OUT.search(e.error.text)
-    )
-    waited = [
-        record for record in ends if record and not (record.is_point_to_point or record.call.freed)
-    ]
+    out_of_time = [e for e in failed if torch_errors.TIMED_OUT.search(e.error.text)]
+    ends = [context.graph.at[e.rank] for e in out_of_time if e.rank in context.graph.at]
+    waited = [end for end in ends if not end.is_point_to_point and not end.call.freed]
     if not waited:
         return
     first = min(waited, key=lambda each: each.issued_ns)
     # A monitored_barrier has a timeout of its own, which may be shorter than its group's.
-    ends_ns = (
-        first.done_ns,
-        first.issued_ns + round(first.call.limit_s * 1e9) * bool(first.call.limit_s),
-    )
-    until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
+    limit_ns = first.issued_ns + round(first.call.limit_s * 1e9)
+    until_ns = min((ns for ns in (first.done_ns, limit_ns) if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
     records = wait_graph.all_at_slot(context.collectives, first)
-    absent = {rank for rank in members if rank not in records}
+    absent = set(members) - records.keys()
     late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}
     # Time must explain it alone: who has come called the same, and who has not is busy, so that it
@@ -426,23 +420,18 @@ def _one_step_less(
         )
     # If to end earlier is their mistake, it is shown where they parted.
     parts_at = turn.way.place if turn.way and culprits == short.ranks else None
-    sequences = ((rank, alignment.sequences.get(rank)) for rank in (*full.ranks, *short.ranks))
-    counts = {
-        rank: sum(call_site(r) == call_site(record) for r in (sequence.records if sequence else ()))
-        for rank, sequence in sequences
-    }
-    some = sorted((*full.ranks[:2], *short.ranks[:2]))
+    counts = []
+    for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
+        sequence = alignment.sequences.get(rank)
+        sites = map(call_site, sequence.records if sequence is not None else ())
+        counts.append(f"rank {rank}: {counted([*sites].count(call_site(record)), 'time')} there")
     return Finding(
         turn.category,
         culprits,
         cause,
         turn.remedy,
         context.victims,
-        (
-            fact(full.ranks, record),
-            *(f"rank {rank}: {counted(counts[rank], 'time')} there" for rank in some),
-            *turn.facts,
-        ),
+        (fact(full.ranks, record), *counts, *turn.facts),
         sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
     )
 
@@ -478,8 +467,8 @@ def _left_early(
     )
 
 
-# -- hang --------------------------------------------------------------------------------
-# The rule for gradients that some ranks reduce and another rank does not.
+# -- unreduced gradients ----------------------------------------------------------------
+# Gradients that some ranks reduce and another rank does not.
 
 
 def unreduced_gradients(context: Context) -> Iterator[Finding]:
