@@ -191,8 +191,16 @@ _MOST_NAMED = 4
 def other_wrapping(context: Context) -> Iterator[Finding]:
     """Ranks with parts of one model that gave other modules, or arguments, to fully_shard."""
     for of_rank in _models(context):
-        for what, says in _DIFFERENCES:
-            values = {rank: says(units) for rank, units in of_rank.items()}
+        sizes: dict[int, tuple[str, ...]] = {}
+        freed: dict[int, tuple[str, ...]] = {}
+        for rank, model in of_rank.items():
+            units = model.values()
+            sizes[rank] = tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units))
+            freed[rank] = tuple(f"{_name(u)} {'is' if u.reshards else 'is not'}" for u in units)
+        for what, values in (
+            ("units and their sizes", sizes),
+            ("freed after forward (reshard_after_forward)", freed),
+        ):
             if len(set(values.values())) < 2:
                 continue
             facts = _uncommon(values)
@@ -216,20 +224,6 @@ def _some(values: tuple[str, ...] | list[str]) -> str:
 
 def _name(unit: ShardedUnit) -> str:
     return unit.name or "the root"
-
-
-def _names(units: _Model) -> tuple[str, ...]:
-    return tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units.values()))
-
-
-def _reshards(units: _Model) -> tuple[str, ...]:
-    return tuple(f"{_name(unit)} {'is' if unit.reshards else 'is not'}" for unit in units.values())
-
-
-_DIFFERENCES = (
-    ("units and their sizes", _names),
-    ("freed after forward (reshard_after_forward)", _reshards),
-)
 
 
 def other_frozen(context: Context) -> Iterator[Finding]:
