@@ -29,7 +29,10 @@ DDP = constructor()
 
 def found(case: Case, sources: Mapping[str, str] | None = None) -> list[tuple[str, Ranks]]:
     """Categories and culprits, without what passes."""
-    findings = diagnose_run(case, sources).findings
+    diagnosis = diagnose_run(case, sources)
+    failed = [note for note in diagnosis.notes if note.startswith("The rule ")]
+    assert not failed, failed
+    findings = diagnosis.findings
     for finding in findings:
         assert finding.cause
         assert finding.remedy

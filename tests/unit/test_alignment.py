@@ -35,7 +35,6 @@ A, B, C = all_reduce(5), all_reduce(6), barrier(7)
 def test_equal_lists_and_the_beginnings_of_them_agree() -> None:
     found = aligned([A, B, C], [A, B], [], [A])
     assert found.deviations == ()
-    assert found.agreeing == (0, 1, 3)
     assert set(found.sequences) == {0, 1, 3}
 
 
@@ -61,18 +60,17 @@ def test_ranks_that_part_at_different_slots_are_each_voted_on() -> None:
         (3,): True,
         (2,): True,
     }
-    assert found.agreeing == (0, 1, 4)
+    assert all(deviation.others == (0, 1, 4) for deviation in found.deviations)
 
 
 def test_a_slower_rank_has_no_vote_on_what_it_has_not_reached() -> None:
     found = aligned([A, B], [A, C], [A, C], [A], [A])
-    assert [each.ranks for each in found.deviations] == [(0,)]
-    assert found.agreeing == (1, 2, 3, 4)
+    assert [(each.ranks, each.others) for each in found.deviations] == [((0,), (1, 2, 3, 4))]
 
 
 def test_lists_whose_oldest_records_were_dropped_are_compared_from_there() -> None:
     found = aligned([A, B, C, A], [A, B, C, A], dropped=2)
-    assert found.start == 2
+    assert {rank: sequence.first for rank, sequence in found.sequences.items()} == {0: 2, 1: 0}
     assert found.deviations == ()
     (deviation,) = aligned([A, B, C, B], [A, B, C, A], [A, B, C, A], dropped=3).deviations
     assert (deviation.ranks, deviation.edits[0].own_at) == ((0,), 3)

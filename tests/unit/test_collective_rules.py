@@ -467,6 +467,13 @@ finish(x)
 """
 
 
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_three_calls_in_whatever_other_order_are_another_order(order: tuple[int, ...]) -> None:
+    calls = [all_reduce(line, shape=(4,)) for line in (5, 6, 7)]
+    case = play(same(3, calls, r0=[calls[index] for index in order]))
+    assert found(case) == [("mismatched-order", (0,))]
+
+
 def test_two_functions_that_are_called_at_one_line_may_have_another_order() -> None:
     usual = [barrier(9, (3, "meet_first")), all_reduce(9, (4, "meet_first"))]
     odd = [all_reduce(9, (6, "reduce_first")), barrier(9, (7, "reduce_first"))]

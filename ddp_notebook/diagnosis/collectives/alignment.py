@@ -116,17 +116,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The sequences of one group: those that diverged, and those that are only behind.
-
-    `start` is the first slot of which all sequences have a record: older ones were dropped.
-    """
+    """The sequences of one group: those that diverged, and those that are only behind."""
 
     group: str
     sequences: Mapping[int, RankSequence]
-    start: int
-    reference: RankSequence | None
-    agreeing: Ranks
-    """Ranks whose sequence is the beginning of the reference, or all of it."""
     deviations: tuple[Deviation, ...]
 
 
@@ -162,7 +155,7 @@ def align_programs(collectives: Collectives) -> Alignment:
         # Slots are counted anew here, over all groups, from a rank's first record on. They are the
         # same place of the program on all ranks only if that is the first thing it issued.
         if collectives.first.get(rank):
-            return Alignment("", {}, 0, None, (), ())
+            return Alignment("", {}, ())
         issued = [
             replace(record, slot=slot)
             for slot, record in enumerate(
@@ -192,22 +185,11 @@ def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Col
         return of
     last = [{r.slot: r for r in records} for records in of.values()]
     open_ = {s for s in refused for each in last if s in each and each[s].phase is Phase.REFUSED}
-    return {
-        rank: [
-            record
-            for record, slots in zip(records, _so_far(records), strict=True)
-            if record.slot not in open_ or slots == 1
-        ]
-        for rank, records in of.items()
-    }
-
-
-def _so_far(records: Sequence[Collective]) -> Iterator[int]:
-    """For each record, how many of its slot there are up to it."""
-    counted: Counter[int] = Counter()
-    for record in records:
-        counted[record.slot] += 1
-        yield counted[record.slot]
+    found = {}
+    for rank, records in of.items():
+        first = {r.slot: r for r in reversed(records)}
+        found[rank] = [r for r in records if r.slot not in open_ or r is first[r.slot]]
+    return found
 
 
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
@@ -220,18 +202,16 @@ def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
         sequence = sequences[rank]
         ranks_of.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
     agreeing, outvoted = _vote(ranks_of)
-    if not agreeing:
-        return Alignment(group, sequences, start, None, (), ())
-    reference = sequences[ranks_of[max(agreeing, key=len)][0]]
-    ranks = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
-    deviations = tuple(
-        Deviation(
-            tuple(ranks_of[keys]), ranks, _from(sequences[ranks_of[keys][0]], start), cut, sure
-        )
-        for cut in (_from(reference, start),)
-        for keys, sure in outvoted
-    )
-    return Alignment(group, sequences, start, reference, ranks, deviations)
+    if not outvoted:
+        return Alignment(group, sequences, ())
+    reference = _from(sequences[ranks_of[max(agreeing, key=len)][0]], start)
+    others = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
+    deviations = []
+    for keys, sure in outvoted:
+        ranks = tuple(ranks_of[keys])
+        own = _from(sequences[ranks[0]], start)
+        deviations.append(Deviation(ranks, others, own, reference, sure))
+    return Alignment(group, sequences, tuple(deviations))
 
 
 def _from(sequence: RankSequence, slot: int) -> RankSequence:
@@ -488,7 +468,8 @@ def difference(one: Collective, other: Collective) -> Difference | None:
         return Difference.GROUP
     if one.operation in _SAME_DTYPE and _differ(one.dtype, other.dtype):
         return Difference.DTYPE
-    if one.operation in _SAME_SHAPE and one.dtype and other.dtype and _other_extent(one, other):
+    known = one.operation in _SAME_SHAPE and one.dtype and other.dtype
+    if known and _extent(one) != _extent(other):
         return Difference.SHAPE
     if _differ(one.reduce_op, other.reduce_op):
         return Difference.REDUCE_OP
@@ -502,12 +483,6 @@ def difference(one: Collective, other: Collective) -> Difference | None:
 def _differ(one: object, other: object) -> bool:
     """True when both are known and not equal."""
     return one not in (None, "") and other not in (None, "") and one != other
-
-
-def _other_extent(one: Collective, other: Collective) -> bool:
-    if one.shape == other.shape and one.numel == other.numel and one.tensors == other.tensors:
-        return False
-    return _extent(one) != _extent(other)
 
 
 def _extent(record: Collective) -> tuple[object, ...]:
@@ -637,10 +612,13 @@ def missing_buckets(
         return None
     # The reducer calls all_reduce for a bucket as soon as its gradients are there, from inside of
     # backward, so all buckets of a pass come from one line of the user's. What separates two passes
-    # of one loop is only that each begins with the same bucket.
+    # of one loop is only that each begins with the same bucket, as the first of them did.
+    begin = full_at
+    while _is_bucket_of(full.at(begin - 1), bucket):
+        begin -= 1
+    first = _key(full, begin)
     # DDP issues the buckets of a pass without waiting for each: all of them may be there.
     count = sum(1 for _ in takewhile(lambda each: call_site(each) == call_site(ahead[0]), ahead))
-    first = _first_of_run(full, full_at)
     after = full.at(full_at + count)
     same_pass = _is_bucket_of(after, bucket) and _key(full, full_at + count) != first
     if _key(full, full_at) != first or same_pass:
@@ -656,22 +634,6 @@ def _is_bucket_of(record: Collective | None, like: Collective) -> bool:
     if record is None or record.part is not Part.BACKWARD:
         return False
     return call_site(record) == call_site(like)
-
-
-def _first_of_run(sequence: RankSequence, slot: int) -> int:
-    """The key of the bucket with which each backward pass begins.
-
-    Passes of one loop may follow on each other without anything between: each begins with the
-    bucket that the first of them began with.
-    """
-    like = call_site(sequence.records[slot - sequence.first])
-    first = slot
-    while first > sequence.first:
-        before = sequence.records[first - 1 - sequence.first]
-        if before.part is not Part.BACKWARD or call_site(before) != like:
-            break
-        first -= 1
-    return _key(sequence, first)
 
 
 def _key(sequence: RankSequence, slot: int) -> int:

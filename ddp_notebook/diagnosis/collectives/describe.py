@@ -14,7 +14,6 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Collective,
-    Collectives,
     Place,
     RankReport,
     Ranks,
@@ -46,6 +45,14 @@ def named(record: Collective) -> str:
         peer += f"rank {record.peer}" if record.peer is not None else "any rank"
     over = f" over {record.called}" if record.called else ""
     return f"{called(record)}{peer}{over}" + at_place(record.place)
+
+
+def lacking(record: Collective) -> str:
+    """What the rank of `record` waits for: the others' call of it, or its counterpart."""
+    if not record.is_point_to_point:
+        return named(record)
+    counterpart = "recv" if record.operation == "send" else "send"
+    return f"the {counterpart} that rank {record.rank} waits for in {named(record)}"
 
 
 def numbered(record: Collective) -> str:
@@ -134,35 +141,26 @@ def with_purposes(case: Case) -> Case:
         for e in case.ranks
         if e.waits_for is not None and (e.parts.purpose or e.parts.pipelines)
     }
-    if not reports:
-        return case
     of = dict(case.collectives.of)
     for rank, report in reports.items():
-        of[rank] = tuple(_with_purpose(record, report, reports) for record in of.get(rank, ()))
-    collectives = case.collectives
-    return replace(case, collectives=Collectives(of, collectives.groups, collectives.first))
+        records = list(of.get(rank, ()))
+        for index, record in enumerate(records):
+            if record.number == report.waits_for:
+                purpose = report.parts.purpose or _message(record, report, reports)
+                records[index] = replace(record, purpose=purpose or record.purpose)
+        of[rank] = tuple(records)
+    return replace(case, collectives=replace(case.collectives, of=of)) if reports else case
 
 
-def _with_purpose(
-    record: Collective, report: RankReport, others: Mapping[int, RankReport]
-) -> Collective:
-    if record.number != report.waits_for:
-        return record
-    purpose = report.parts.purpose
-    if not purpose and record.is_point_to_point and record.peer is not None:
-        purpose = _message(record, report, others.get(record.peer))
-    return replace(record, purpose=purpose) if purpose else record
-
-
-def _message(record: Collective, report: RankReport, peer: RankReport | None) -> str:
+def _message(record: Collective, report: RankReport, others: Mapping[int, RankReport]) -> str:
     """``micro-batch 3's activations of stage 0 (1F1B)``; empty outside of a pipeline."""
-    mine = next(
-        (p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)), None
-    )
-    parts = peer.parts.pipelines if peer is not None and mine is not None else ()
-    theirs = next((p for p in parts if mine and p.members == mine.members), None)
-    if mine is None or theirs is None or len(mine.stages) != 1 or len(theirs.stages) != 1:
+    working = [p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)]
+    peer = others.get(record.peer) if working and record.peer is not None else None
+    parts = peer.parts.pipelines if peer is not None else ()
+    theirs = next((part for part in parts if part.members == working[0].members), None)
+    if theirs is None or len(working[0].stages) != 1 or len(theirs.stages) != 1:
         return ""
+    mine = working[0]
     own, other = mine.stages[0], theirs.stages[0]
     received = record.operation == "recv"
     sender, receiver = (other, own) if received else (own, other)

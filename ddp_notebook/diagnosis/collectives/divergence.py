@@ -243,29 +243,27 @@ class Classified:
 def classify(divergence: Divergence, sources: Sources) -> Classified | None:
     """The kind of mistake; None if both branches may have matched."""
     found = _classify(divergence, sources)
-    if found is not None and found.kind is Kind.NO_BUCKETS:
-        return _begun_again(found, sources) or found
-    if found is None or found.kind not in (Kind.PAST_THE_LOOP, Kind.MORE_OFTEN):
-        return found
-    right = divergence.deviation.sure and found.full.ranks != divergence.deviation.ranks
-    if right or sources.tries_again(found.record) is None:
-        return found
-    return replace(found, kind=Kind.TRIED_AGAIN, culprits=found.full.ranks)
-
-
-def _begun_again(found: Classified, sources: Sources) -> Classified | None:
-    """A branch that ran no backward, as after an error it has begun the whole training again."""
-    here = found.short.here
-    if here is None or not found.short.knew(here) or sources.tries_again(here) is None:
+    if found is None:
         return None
-    return replace(
-        found,
-        kind=Kind.TRIED_AGAIN,
-        culprits=found.short.ranks,
-        full=found.short,
-        short=found.full,
-        records=(here,),
-    )
+    full, short, here = found.full, found.short, found.short.here
+    if found.kind is Kind.NO_BUCKETS:
+        # A branch that ran no backward may, after an error, have begun the whole training again.
+        if here and short.knew(here) and sources.tries_again(here) is not None:
+            return replace(
+                found,
+                kind=Kind.TRIED_AGAIN,
+                culprits=short.ranks,
+                full=short,
+                short=full,
+                records=(here,),
+            )
+        return found
+    right = divergence.deviation.sure and full.ranks != divergence.deviation.ranks
+    if found.kind not in (Kind.PAST_THE_LOOP, Kind.MORE_OFTEN) or right:
+        return found
+    if sources.tries_again(found.record) is None:
+        return found
+    return replace(found, kind=Kind.TRIED_AGAIN, culprits=full.ranks)
 
 
 def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
@@ -290,8 +288,11 @@ def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
 
 
 def _another_order(divergence: Divergence) -> Classified:
-    sides, culprits = (divergence.own, divergence.other), divergence.culprits(None)
-    return Classified(Kind.ANOTHER_ORDER, culprits, *sides, sides, divergence.fault.own)
+    # The first edit may have nothing on one side: what it lacks there it called earlier or later.
+    fault, sides = divergence.fault, (divergence.own, divergence.other)
+    full, short = sides if fault.own else sides[::-1]
+    records, culprits = fault.own or fault.other, divergence.culprits(None)
+    return Classified(Kind.ANOTHER_ORDER, culprits, full, short, sides, records)
 
 
 # -- both branches meant the same collective ---------------------------------------------
@@ -355,6 +356,7 @@ def _mismatch(
     other: tuple[Collective, ...],
 ) -> Classified | None:
     """The first of these pairs that cannot be one collective."""
+    ranks, others = divergence.deviation.ranks, divergence.deviation.others
     for a, b in zip(own, other, strict=False):
         what = difference(a, b)
         if what is None:
@@ -364,43 +366,29 @@ def _mismatch(
         named = names and what is not Difference.GROUP  # a group's name is no tensor's
         if named and (labels_are_shared(divergence.deviation, a) or sources.spells(a, b)):
             what = Difference.LABEL
+        # Without a majority: data has any size, and a last batch is shorter than all before it,
+        # which does not make it the wrong one. So both are, but for a rank that the code gives its
+        # own tensor. Else who brings what it always brought is right. Then the root of a broadcast,
+        # since the others must take what it sends. What is left is a convention and no proof: rank
+        # 0 is taken to be right, as the one that most programs treat as the example.
+        usual = _usual(divergence.own, a)
+        if divergence.deviation.sure:
+            culprits = ranks
+        elif what is Difference.SHAPE:
+            culprits = divergence.culprits(None)
+            text = " ".join(record.place.text for record in (a, b) if record.place is not None)
+            culprits = singled_out(sources, re.findall(r"[^\W\d]\w*", text), culprits) or culprits
+        elif usual != _usual(divergence.other, b):
+            culprits = others if usual else ranks
+        elif a.root == b.root and a.root in (*ranks, *others):
+            culprits = others if a.root in ranks else ranks
+        else:
+            culprits = max(ranks, others, key=min)
         sides = divergence.own, divergence.other
-        culprits = _who_mismatches(divergence, a, b)
-        if what is Difference.SHAPE and not divergence.deviation.sure:
-            culprits = _who_has_another_shape(sources, divergence, a, b)
         return Classified(
             Kind.MISMATCH, culprits, *sides, sides, records=(a,), there=b, difference=what
         )
     return None
-
-
-def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
-    """The majority is right; else the usual pattern; else the root; else the lowest rank."""
-    ranks, others = divergence.deviation.ranks, divergence.deviation.others
-    # Without a majority: who brings what it always brought is right. Then the root of a broadcast,
-    # since the others must take what it sends. What is left is a convention and no proof: rank 0
-    # is taken to be right, as the one that most programs treat as the example.
-    if divergence.deviation.sure:
-        return ranks
-    usual_own, usual_other = _usual(divergence.own, own), _usual(divergence.other, other)
-    if usual_own != usual_other:
-        return others if usual_own else ranks
-    if own.root is not None and own.root == other.root and own.root in (*ranks, *others):
-        return others if own.root in ranks else ranks
-    return ranks if min(others) < min(ranks) else others
-
-
-def _who_has_another_shape(
-    sources: Sources, divergence: Divergence, own: Collective, other: Collective
-) -> Ranks:
-    """Without a majority the one that the code gives its own tensor; else all: data has any size.
-
-    A last batch is shorter than all before it, which does not make it the wrong one.
-    """
-    both = divergence.culprits(None)
-    texts = {record.place.text for record in (own, other) if record.place is not None}
-    words = {word for text in texts for word in re.findall(r"[^\W\d]\w*", text)}
-    return singled_out(sources, words, both) or both
 
 
 def _usual(branch: Branch, record: Collective) -> bool:
@@ -426,19 +414,15 @@ def _one_sided(divergence: Divergence) -> Classified:
     new = next((record for record in records if not short.knows(record)), None)
     if new is not None:
         return _one_branch_only(divergence, full, short, new, short.here)
+    # A whole turn of a loop is left out where the same lines were called just before.
+    index = full.at - full.sequence.first
+    before = full.sequence.records[max(0, index - len(records)) : index]
+    turn = [*map(call_site, before)] == [*map(call_site, records)] and divergence.goes_on(full)
     there, record = short.here, records[0]
-    loops = _is_a_step(full, records) and divergence.goes_on(full)
-    if there is not None and loops and full.repeats(record, since=there):
+    if there is not None and turn and full.repeats(record, since=there):
         return _past_the_loop(divergence, short, full, record)
     culprits = divergence.culprits(divergence.against_habit())
     return Classified(Kind.MORE_OFTEN, culprits, full, short, sides, records)
-
-
-def _is_a_step(branch: Branch, records: tuple[Collective, ...]) -> bool:
-    """True when the same lines were called just before: a whole turn of the loop."""
-    index = branch.at - branch.sequence.first
-    before = branch.sequence.records[max(0, index - len(records)) : index]
-    return [call_site(record) for record in before] == [call_site(record) for record in records]
 
 
 def _one_branch_only(
@@ -504,7 +488,7 @@ def missing_from(
 
 def _crossed(divergence: Divergence, sources: Sources) -> Classified:
     own, other = divergence.fault.own[0], divergence.fault.other[0]
-    mine, theirs = divergence.own, divergence.other
+    mine, theirs = sides = divergence.own, divergence.other
     if sources.swapped(own, other):
         return _another_order(divergence)
     new_to_other, new_to_own = not theirs.knew(own), not mine.knew(other)
@@ -514,18 +498,28 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
     ) or _buckets(divergence, mine, theirs, divergence.fault.own, left_out is own or not new_to_own)
     if buckets is not None:
         return buckets
+    by_habit = divergence.culprits(divergence.against_habit())
+    # Both have called both before: one is past the loop, or took another way through it.
     if not new_to_other and not new_to_own:
-        return _in_one_loop(divergence)
+        if divergence.goes_on(theirs) and theirs.repeats(other, since=own):
+            return _past_the_loop(divergence, mine, theirs, other)
+        if divergence.goes_on(mine) and mine.repeats(own, since=other):
+            return _past_the_loop(divergence, theirs, mine, own)
+        return Classified(Kind.ANOTHER_WAY, by_habit, mine, theirs, sides, (own,), other)
     # Not a call that only one branch makes: it is part of a step that the other branch has not.
     for past, inside, record in ((theirs, mine, own), (mine, theirs, other)):
         behind = past.here is not None and is_rebuild(inside, record)
         if behind and past.here and _behind_the_loop(sources, past.here, record, inside.last):
             return _past_the_loop(divergence, past, inside, record)
     if sources.call_of_both(own, other) is not None:
-        culprits = divergence.culprits(divergence.against_habit())
-        return Classified(Kind.OTHER_OBJECTS, culprits, mine, theirs, (mine, theirs), (own,), other)
+        return Classified(Kind.OTHER_OBJECTS, by_habit, mine, theirs, sides, (own,), other)
     if new_to_other and new_to_own:
-        return _both_new(divergence, sources, left_out)
+        if sources.alternatives(own, other):
+            both = divergence.culprits(None)
+            return Classified(Kind.EITHER_OR, both, mine, theirs, sides, (own,), other)
+        if left_out is own:
+            return _one_branch_only(divergence, mine, theirs, own, other)
+        return _one_branch_only(divergence, theirs, mine, other, own)
     full, short, record, there = (
         (mine, theirs, own, other) if new_to_other else (theirs, mine, other, own)
     )
@@ -540,36 +534,11 @@ def is_rebuild(branch: Branch, record: Collective) -> bool:
     It is of integers, and no forward before had it. So it is no call of its own that a branch makes
     and the other leaves out: it only shows that the branch is in one step more.
     """
-    reducers = record.part is Part.FORWARD and (record.operation, record.dtype) == (
-        "broadcast",
-        "int32",
-    )
+    what = record.part, record.operation, record.dtype
+    if what != (Part.FORWARD, "broadcast", "int32") or branch.knew(record):
+        return False
     earlier = branch.sequence.records[: branch.at - branch.sequence.first]
-    return reducers and not branch.knew(record) and any(r.part is Part.BACKWARD for r in earlier)
-
-
-def _both_new(divergence: Divergence, sources: Sources, left_out: Collective) -> Classified:
-    """Neither branch had called what the other calls here."""
-    own, other = divergence.fault.own[0], divergence.fault.other[0]
-    mine, theirs = divergence.own, divergence.other
-    if sources.alternatives(own, other):
-        culprits = divergence.culprits(None)
-        return Classified(Kind.EITHER_OR, culprits, mine, theirs, (mine, theirs), (own,), other)
-    if left_out is own:
-        return _one_branch_only(divergence, mine, theirs, own, other)
-    return _one_branch_only(divergence, theirs, mine, other, own)
-
-
-def _in_one_loop(divergence: Divergence) -> Classified:
-    """Both branches have called both before: one is past the loop, or took another branch."""
-    own, other = divergence.fault.own[0], divergence.fault.other[0]
-    mine, theirs = divergence.own, divergence.other
-    if divergence.goes_on(theirs) and theirs.repeats(other, since=own):
-        return _past_the_loop(divergence, mine, theirs, other)
-    if divergence.goes_on(mine) and mine.repeats(own, since=other):
-        return _past_the_loop(divergence, theirs, mine, own)
-    culprits = divergence.culprits(divergence.against_habit())
-    return Classified(Kind.ANOTHER_WAY, culprits, mine, theirs, (mine, theirs), (own,), other)
+    return any(other.part is Part.BACKWARD for other in earlier)
 
 
 def _behind_the_loop(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -28,9 +28,9 @@ from ddp_notebook.model import (
     Part,
     Phase,
     RankReport,
-    Ranks,
     ThreadError,
     at_place,
+    by_value,
     name_ranks,
     verb,
 )
@@ -62,9 +62,28 @@ def ended(context: Context) -> Iterator[Finding]:
     last = {e.rank: numbered(at) for e in died if (at := last_record(context, e.rank))}
     findings = too_much + list(deaths(context.case, died, context.victims, last))
     # The guard refuses a call on every rank that brought it, so a refusal is mostly a right rank's.
-    # Who raised by itself and, on its way out, met the others with the wrong call is the cause.
+    # Who raised by itself and, on its way out, met the others with the wrong call is the cause: a
+    # `finally` may call a collective, which then meets what the others are in.
     refused = {e.rank for e in first if e.error.type == MISMATCH}
-    raised = _raised_before(context, first, refused)
+    raised = []
+    for e in first if refused else ():
+        own = e.activity is Activity.FAILED and e.rank not in refused and e.error.at
+        issued = context.collectives.of.get(e.rank, ())
+        if not own or any(record.phase is Phase.REFUSED for record in issued):
+            continue
+        if not torch_errors.is_of_others(e.error.text):
+            raised.append(
+                Finding(
+                    Category.EXCEPTION_ON_ONE_RANK,
+                    (e.rank,),
+                    f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what it "
+                    f"called on the way out met what {name_ranks(sorted(refused))} called, and "
+                    "does not match it",
+                    _ON_THE_WAY_OUT,
+                    context.victims,
+                    (f"rank {e.rank}: {way_to_error(e.error.at)}",),
+                )
+            )
     findings += raised or _refused(context, refused)
     stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
     findings += torch_errors.of_errors(
@@ -106,19 +125,13 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
+        refused = [r for r in context.collectives.of.get(rank, ()) if r.phase is Phase.REFUSED]
         handled = report.handles is not None and report.handles.type == MISMATCH
-        record = _first_refused(context, rank) if handled else None
-        if record is None and report.error.type == MISMATCH:
-            record = last_record(context, rank)
-        if record is not None and record.phase is Phase.REFUSED:
-            there[rank] = record
+        if handled and refused:
+            there[rank] = refused[0]  # where it calls others on its way out, those prove nothing
+        elif report.error.type == MISMATCH and refused[-1:] == [last_record(context, rank)]:
+            there[rank] = refused[-1]
     return there
-
-
-def _first_refused(context: Context, rank: int) -> Collective | None:
-    """What a rank was refused first: where it calls others on its way out, those prove nothing."""
-    records = context.collectives.of.get(rank, ())
-    return next((record for record in records if record.phase is Phase.REFUSED), None)
 
 
 def unwinding(context: Context) -> Iterator[Finding]:
@@ -130,42 +143,35 @@ def unwinding(context: Context) -> Iterator[Finding]:
     # something else, all of them do. It is one if the others wait at other lines. Those that have
     # only lost a connection are asked to prove nothing: they come to the same lines, as the second.
     there = _in_collectives(context)
-    own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
-    elsewhere = {
-        call_site(record)
-        for rank, record in there.items()
-        if rank not in own and not _lost_others(context, rank)
-    }
-    same: dict[ThreadError, list[int]] = {}
-    for rank, error in own.items():
-        if elsewhere and call_site(there[rank]) not in elsewhere:
-            same.setdefault(error, []).append(rank)
-    others = tuple(rank for rank in there if rank not in own and not _lost_others(context, rank))
-    for error, ranks in same.items():
-        yield _unwinding(context, error, tuple(ranks), others, there)
-
-
-def _unwinding(
-    context: Context,
-    error: ThreadError,
-    ranks: Ranks,
-    others: Ranks,
-    there: Mapping[int, Collective],
-) -> Finding:
-    words = raised_words(error.type, error.text, error.path)
-    call, again = named(there[ranks[0]]), _tries_again(error, there[ranks[0]])
-    return Finding(
-        Category.DIVERGENT_CONTROL_FLOW if again else Category.EXCEPTION_ON_ONE_RANK,
-        ranks,
-        f"raised {words}, and its `except` {'tries again: it' if again else 'or `finally` then'} "
-        f"calls {call}; {context.standing(others)}",
-        TRY_AGAIN_TOGETHER if again else _ON_THE_WAY_OUT,
-        context.victims,
-        (
-            f"{name_ranks(ranks)}: {way_to_error(error.path)}",
-            *(fact((rank,), record) for rank, record in sorted(there.items())),
-        ),
-    )
+    own: dict[int, ThreadError] = {}
+    others: list[int] = []
+    for rank in there:
+        error = context.reports[rank].handles
+        if error is not None and torch_errors.is_of_others(error.text):
+            continue
+        if error is None or error.type in _NO_ERRORS:
+            others.append(rank)
+        else:
+            own[rank] = error
+    elsewhere = {call_site(there[rank]) for rank in others}
+    alone = {r: error for r, error in own.items() if call_site(there[r]) not in elsewhere}
+    calls = tuple(fact((rank,), record) for rank, record in sorted(there.items()))
+    for ranks, error in by_value(alone) if others else ():
+        words = raised_words(error.type, error.text, error.path)
+        category, remedy = Category.EXCEPTION_ON_ONE_RANK, _ON_THE_WAY_OUT
+        then = "or `finally` then"
+        if _tries_again(error, there[ranks[0]]):
+            category, remedy = Category.DIVERGENT_CONTROL_FLOW, TRY_AGAIN_TOGETHER
+            then = "tries again: it"
+        yield Finding(
+            category,
+            ranks,
+            f"raised {words}, and its `except` {then} calls {named(there[ranks[0]])}; "
+            f"{context.standing(tuple(others))}",
+            remedy,
+            context.victims,
+            (f"{name_ranks(ranks)}: {way_to_error(error.path)}", *calls),
+        )
 
 
 def _tries_again(error: ThreadError, record: Collective) -> bool:
@@ -179,20 +185,6 @@ def _tries_again(error: ThreadError, record: Collective) -> bool:
     pairs = zip(error.path, record.path[handler:], strict=False)
     apart = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
     return any(each in raised for each in path[handler + apart + 1 :])
-
-
-def _own_error(context: Context, rank: int) -> ThreadError | None:
-    """The error being handled, unless it only says that another rank is gone."""
-    error = context.reports[rank].handles
-    if error is None or error.type in _NO_ERRORS or torch_errors.is_of_others(error.text):
-        return None
-    return error
-
-
-def _lost_others(context: Context, rank: int) -> bool:
-    """True of a rank that handles an error which only says that another rank is gone."""
-    error = context.reports[rank].handles
-    return error is not None and torch_errors.is_of_others(error.text)
 
 
 _ON_THE_WAY_OUT = (
@@ -211,14 +203,12 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         sizes, last = GOT_TOO_MUCH.search(e.end.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
             continue
-        there = {
-            rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
-        }
-        ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
+        there = wait_graph.all_at_slot(context.collectives, last)
+        ranks = tuple(there)
         if last.peer is not None:
             ranks, there = tuple(sorted((e.rank, last.peer))), {e.rank: last}
         several, at_once = threads_of(context, last.group)
-        if several and len({(r.dtype, r.shape) for r in there.values() if r is not None}) == 1:
+        if several and len({(r.dtype, r.shape) for r in there.values()}) == 1:
             # What they wrote down agrees, and gloo met something else: another thread's call.
             yield Finding(
                 Category.MISMATCHED_ORDER,
@@ -231,58 +221,24 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
                 at_once,
             )
             continue
-        script = context.case.script
-        command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
-        back = f"{'End the others' if script else 'Bring it back'}: {command}"
-        what = (
-            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
-            f"expects {sizes[2]} at most: for that gloo ended its process"
-        )
+        back, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
+        if context.case.script:
+            back, command = "End the others", "%ddp_abort"
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
-            what,
+            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
+            f"expects {sizes[2]} at most: for that gloo ended its process",
             "Compare what each rank sends there with what the other expects: the split sizes, "
-            f"the shapes. {back}",
+            f"the shapes. {back}: {command}",
             context.victims,
-            tuple(fact((rank,), record) for rank, record in there.items() if record is not None),
+            tuple(fact((rank,), record) for rank, record in there.items()),
             commands=(command,),
         )
 
 
 _NO_ERRORS = (MISMATCH, "StopIteration", "StopAsyncIteration")
 """The end of a loop is none either."""
-
-
-def _raised_before(
-    context: Context, first: Iterable[RankReport], refused: set[int]
-) -> list[Finding]:
-    """Of ranks that raised where others were refused what they met there: an error of their own.
-
-    A `finally` may call a collective that then meets what the others are in.
-    """
-    own = [
-        e
-        for e in first
-        if refused and e.activity is Activity.FAILED and e.rank not in refused
-        if e.error.at and not torch_errors.is_of_others(e.error.text)
-        if all(
-            record.phase is not Phase.REFUSED for record in context.collectives.of.get(e.rank, ())
-        )
-    ]
-    return [
-        Finding(
-            Category.EXCEPTION_ON_ONE_RANK,
-            (e.rank,),
-            f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what "
-            f"it called on the way out met what {name_ranks(sorted(refused))} called, and does "
-            "not match it",
-            _ON_THE_WAY_OUT,
-            context.victims,
-            (f"rank {e.rank}: {way_to_error(e.error.at)}",),
-        )
-        for e in own
-    ]
 
 
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
@@ -293,11 +249,7 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         record = record or last_record(context, rank)
         if record is None:
             continue
-        there = {
-            other: each
-            for other in context.collectives.of
-            if (each := wait_graph.at_slot(context.collectives, other, record)) is not None
-        } | {rank: record}
+        there = wait_graph.all_at_slot(context.collectives, record) | {rank: record}
         brought = {other: numbered(record) for other, record in there.items()}
         ranks = minority(brought) or (rank,)
         at = at_place(record.place)
@@ -327,22 +279,19 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
-    inside = _lacking(context, {e.rank for e in gone})
-    for rank, others in inside.items():
-        # A rank that ended outside of any collective, or that no ended rank waits for, was first.
-        if any(rank not in inside.get(other, set()) for other in others):
-            dragged.add(rank)
-    return dragged
-
-
-def _lacking(context: Context, ended: set[int]) -> dict[int, set[int]]:
-    """The ranks that ended in a collective, and which that ended were not in it."""
-    found: dict[int, set[int]] = {}
+    ended = {e.rank for e in gone}
+    lacked: dict[int, set[int]] = {}  # who ended in a collective, and which of these was not in it
     for rank in ended:
         last = last_record(context, rank)
         if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
-            found[rank] = set(wait_graph.missing(context.case, last)) & ended
-    return found
+            lacked[rank] = ended.intersection(wait_graph.missing(context.case, last))
+    # A rank that ended outside of any collective, or that no ended rank waits for, was first.
+    dragged.update(
+        rank
+        for rank, others in lacked.items()
+        if any(rank not in lacked.get(other, ()) for other in others)
+    )
+    return dragged
 
 
 def _missed(context: Context, others: list[RankReport]) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.collectives.alignment import (
@@ -33,7 +33,6 @@ from ddp_notebook.model import (
     Part,
     Phase,
     Place,
-    RankReport,
     Ranks,
     agree,
     at_place,
@@ -53,9 +52,16 @@ SAME_CLOSURE = (
     "The optimizer calls its closure until what that returns suffices: all_reduce the loss, too, "
     "and give the optimizers the same options on all ranks."
 )
+IN_ORDER = "in the same order on every rank: sort them by name."
 TRY_AGAIN_TOGETHER = (
     "Leave the collective out of what is tried again, or let all ranks decide together whether to "
     "try again: all_reduce a flag."
+)
+USE_ALL = (
+    "Use every parameter on every rank in every step, with a factor of zero where it has no part."
+)
+USE_OR_FIND = (
+    "Use every parameter on every rank, or DistributedDataParallel(find_unused_parameters=True)."
 )
 TOGETHER = (
     "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
@@ -69,12 +75,22 @@ def explain(context: Context, classified: Classified) -> Finding:
     that ranks left by an exit of their own, that both are in one call which places tensors, and
     that a rank called in one group what another group waits for.
     """
-    return (
-        _left_at_once(context, classified)
-        or _placed_otherwise(context, classified)
-        or _in_another_group(context, classified)
-        or EXPLANATIONS[classified.kind](context, classified)
-    )
+    full, short, kind = classified.full, classified.short, classified.kind
+    finding = None
+    if kind is Kind.ONE_BRANCH_ONLY and short.here is None:
+        finding = left_by_exit(context, short.ranks, full.ranks, classified.record)
+    finding = finding or _placed_otherwise(context, classified)
+    if finding is not None:
+        return finding
+    match kind:
+        case Kind.MISMATCH:
+            return _mismatch(context, classified)
+        case Kind.ONE_BRANCH_ONLY:
+            return _in_another_group(context, classified) or _one_branch_only(context, classified)
+        case Kind.PAST_THE_LOOP:
+            return _past_the_loop(context, classified)
+        case _:
+            return _finding(context, classified, *_story(context, classified))
 
 
 def _finding(
@@ -106,7 +122,14 @@ def _finding(
         else nothing_after(branch.ranks, branch.sequence.end - 1)
         for branch, record in classified.shown
     )
-    evidence += tuple(_ways(classified))
+    # Ranks at one line of a function that is called at several: where they come from.
+    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
+    if len(pairs) > 1 and len({record.place for _, record in pairs}) == 1:
+        steps = enumerate(zip(*(record.path for _, record in pairs), strict=False))
+        apart = [index for index, (one, other) in steps if one != other]
+        for branch, record in pairs if apart else ():
+            way = " → ".join(map(str, record.path[apart[0] : -1]))
+            evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
     lost = _lost_a_thread(context, classified, ranks)
     if lost is not None:
         who, error = lost
@@ -140,19 +163,6 @@ def _finding(
         (*evidence, *facts, *at_once),
         sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
     )
-
-
-def _ways(classified: Classified) -> Iterator[str]:
-    """Where ranks come from that are at one line of a function that is called at several."""
-    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
-    if len(pairs) < 2 or len({record.place for _, record in pairs}) > 1:
-        return
-    (_, one), (_, other) = pairs
-    apart = (i for i, (a, b) in enumerate(zip(one.path, other.path, strict=False)) if a != b)
-    if (at := next(apart, None)) is not None:
-        for branch, record in pairs:
-            comes = verb(branch.ranks, "comes", "come")
-            yield f"{comes} there from {' → '.join(map(str, record.path[at:-1]))}"
 
 
 def _lost_a_thread(
@@ -252,21 +262,17 @@ def _placed_otherwise(context: Context, classified: Classified) -> Finding | Non
     )
 
 
-def _left_at_once(context: Context, classified: Classified) -> Finding | None:
-    """Ranks that lack one more collective because the program itself ended them before it."""
-    full, short = classified.full, classified.short
-    if classified.kind is not Kind.ONE_BRANCH_ONLY or short.here is not None:
-        return None
-    return left_by_exit(context, short.ranks, full.ranks, classified.record)
-
-
 def left_by_exit(
     context: Context, short: Ranks, ahead: Ranks, record: Collective
 ) -> Finding | None:
     """Ranks that have ended by a sys.exit() behind a test, while others are `ahead` in a call."""
-    exits = [_line_of_exit(context, context.reports[rank]) for rank in short]
-    if not all(exits):
-        return None
+    exits = []
+    for rank in short:
+        way = context.reports[rank].end.left_at
+        test = context.sources.branch_of(way[-1]) if way else ""
+        if not test:
+            return None
+        exits.append(f"{way[-1]} ({test})")
     return Finding(
         Category.EARLY_EXIT,
         short,
@@ -281,58 +287,126 @@ def left_by_exit(
     )
 
 
-def _line_of_exit(context: Context, report: RankReport) -> str:
-    """The line and the test of a sys.exit() by which a rank ended well; empty without a test."""
-    test = context.sources.branch_of(report.end.left_at[-1]) if report.end.left_at else ""
-    return f"{report.end.left_at[-1]} ({test})" if test else ""
-
-
 def _in_another_group(context: Context, classified: Classified) -> Finding | None:
     """A rank that called in one group what its peers in another wait for it to call there."""
     # Proof needs three things: the same call is waited for in another group, by a rank that waits
     # for this one, and this rank is just about to make the call of that number there.
-    if classified.kind is not Kind.ONE_BRANCH_ONLY or classified.culprits != classified.full.ranks:
-        return None
     record = classified.record
     issued = context.collectives.of[record.rank]
-    if issued[-1].number == record.number:
-        return None  # it may be a call too many: what the others wait for may come after it
+    # Its last call may be one too many: what the others wait for may come after it.
+    if classified.culprits != classified.full.ranks or issued[-1].number == record.number:
+        return None
+    what = record.operation, record.dtype, record.shape, record.reduce_op
     for rank in context.graph.stuck:
         there = context.graph.at.get(rank)
         if there is None or record.rank not in context.graph.waits[rank]:
             continue
-        same = [(r.operation, r.dtype, r.shape, r.reduce_op) for r in (record, there)]
+        same = what == (there.operation, there.dtype, there.shape, there.reduce_op)
         before = sum(e.group == there.group and e.number < record.number for e in issued)
-        if record.group != there.group and same[0] == same[1] and before == there.slot:
+        if record.group != there.group and same and before == there.slot:
+            groups = context.collectives.groups
+            own, other = (
+                f"the group of {name_ranks(of)}" if (of := groups.get(group)) else f"group {group}"
+                for group in (record.group, there.group)
+            )
             mesh = _is_of_mesh(context, record.called)
             return _finding(
                 context,
                 classified,
                 Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
-                f"{classified.full.named} calls {named(record)} in "
-                f"{_group_words(context, record)}, where rank {rank} waits for it in "
-                f"{_group_words(context, there)}: {named(there)}",
+                f"{classified.full.named} calls {named(record)} in {own}, where rank {rank} waits "
+                f"for it in {other}: {named(there)}",
                 f"Use the group of the same {'mesh dimension' if mesh else 'kind'} on every rank.",
             )
     return None
 
 
-def _group_words(context: Context, record: Collective) -> str:
-    members = context.collectives.groups.get(record.group)
-    return f"the group of {name_ranks(members)}" if members else f"group {record.group}"
-
-
-def _another_order(context: Context, classified: Classified) -> Finding:
-    starts = ", ".join(
-        f"{verb(b.ranks, 'begins', 'begin') if first else b.named} with {named(b.here)}"
-        for first, b in zip((True, False), classified.sides, strict=True)
-        if b.here is not None
-    )
-    own = classified.culprits == classified.sides[0].ranks
-    order = "the same collectives in another order"
-    cause = f"{starts}: {order}" if own else f"{order}: {starts}"
-    remedy = "Call them in the same order on every rank: sort what you loop over."
-    return _finding(context, classified, Category.MISMATCHED_ORDER, cause, remedy)
+def _story(context: Context, classified: Classified) -> tuple[Category, str, str, tuple[str, ...]]:
+    """Return the mistake, what happened, what to change, and facts, of kinds told in a sentence."""
+    record, sources = classified.record, context.sources
+    full, short = classified.full, classified.short
+    match classified.kind:
+        case Kind.ANOTHER_ORDER:
+            starts = ", ".join(
+                f"{verb(b.ranks, 'begins', 'begin') if first else b.named} with {named(b.here)}"
+                for first, b in zip((True, False), classified.sides, strict=True)
+                if b.here is not None
+            )
+            order = "the same collectives in another order"
+            own = classified.culprits == classified.sides[0].ranks
+            cause = f"{starts}: {order}" if own else f"{order}: {starts}"
+            remedy = "Call them in the same order on every rank: sort what you loop over."
+            return Category.MISMATCHED_ORDER, cause, remedy, ()
+        case Kind.SOME_BUCKETS:
+            cause = (
+                f"{short.named} did not reduce all buckets of gradients in {named(record)}: a "
+                "parameter got no gradient there"
+            )
+            # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
+            remedy = USE_ALL if "reduce_scatter" in record.operation else USE_OR_FIND
+            return Category.UNUSED_PARAMS, cause, remedy, ()
+        case Kind.NO_BUCKETS:
+            # Records only say that nothing was reduced. So it looks under no_sync, without a
+            # backward, and where a parameter got no gradient and there is one bucket. Where the
+            # code is known, it must mention no_sync for that to be told; where it is not, all that
+            # may be the case are named.
+            category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
+            may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
+            if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
+                category = Category.NO_SYNC_MISUSE
+                why = "no_sync() is on there, or backward was not called"
+            elif not sources.knows(record):
+                why += ", no_sync() was on, or a parameter got no gradient"
+            cause = (
+                f"{short.named} reduced no gradients where {verb(full.ranks, 'is', 'are')} in "
+                f"{named(record)} ({why})"
+            )
+            remedy = "Use no_sync() and backward() in the same iterations on all ranks."
+            return category, cause, remedy, ()
+        case Kind.EITHER_OR:
+            cause = f"the ranks take different branches: {_side_by_side(classified)}"
+            remedy = "Decide the branch from what all ranks share (all_reduce the decision first)."
+            return Category.DIVERGENT_CONTROL_FLOW, cause, remedy, ()
+        case Kind.ANOTHER_WAY:
+            tests = _parting(context, *(branch.here for branch in classified.sides))
+            why = f" ({tests[0].quoted})" if len(tests) == 1 else ""
+            ways = _side_by_side(classified)
+            cause = f"the ranks took different ways through the loop{why}: {ways}"
+            return Category.DIVERGENT_CONTROL_FLOW, cause, TOGETHER, tuple(t.line for t in tests)
+        case Kind.OTHER_OBJECTS:
+            assert classified.there is not None
+            line = sources.call_of_both(record, classified.there)
+            facts = (f"{line}: {line.text}",) if line is not None else ()
+            cause = (
+                f"{_side_by_side(classified)}: one line calls both{at_place(line)}, on other "
+                "objects: the ranks loop over other ones there, or in another order"
+            )
+            remedy = f"Loop over the same objects {IN_ORDER}"
+            return Category.MISMATCHED_ORDER, cause, remedy, facts
+        case Kind.TRIED_AGAIN:
+            retry = sources.tries_again(record)
+            assert retry is not None
+            cause = (
+                f"{verb(classified.culprits, 'has', 'have')} called {named(record)} once more than "
+                f"{short.named}: the code calls it again after an error ({retry.quoted})"
+            )
+            return Category.DIVERGENT_CONTROL_FLOW, cause, TRY_AGAIN_TOGETHER, (retry.line,)
+        case _ if _goes_over_others(context, classified):
+            cause = (
+                f"{verb(short.ranks, 'is', 'are')} at {_size(short.here)} where "
+                f"{verb(full.ranks, 'is', 'are')} at {_size(full.here)}, in {named(record)}: they "
+                "loop over other tensors there, or in another order"
+            )
+            remedy = f"Loop over the same tensors {IN_ORDER}"
+            return Category.MISMATCHED_ORDER, cause, remedy, ()
+        case _:  # one of them called it more often
+            one, other, more = full, short, "more"
+            if classified.culprits != full.ranks:
+                one, other, more = short, full, "less"
+            count = len(classified.records)
+            times = f"once {more}" if count == 1 else f"{count} collectives {more}"
+            cause = f"{one.named} called {named(record)} {times} than {other.named}"
+            return Category.DIVERGENT_CONTROL_FLOW, cause, TOGETHER, ()
 
 
 # -- one collective with contents that do not match --------------------------------------
@@ -379,6 +453,9 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     name = called(own) if what is not Difference.LABEL else own.operation
     if what is Difference.OPERATION:
         name = f"collective {own.slot}"
+    at = at_place(own.place)
+    if own.place and other.place not in (None, own.place):
+        at += f" and {other.place}"
     # With two labels the tensors themselves may have been combined: then no rank waits.
     met = difference(own, other) is Difference.LABEL
     category, remedy = MISMATCHES[what]
@@ -388,15 +465,10 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
         context,
         classified,
         category,
-        f"{first}, {second}, in {name}{_at_both(own.place, other.place)}",
+        f"{first}, {second}, in {name}{at}",
         remedy,
         waiting=() if met else None,
     )
-
-
-def _at_both(own: Place | None, other: Place | None) -> str:
-    two = other and own and other != own
-    return f"{at_place(own)} and {other}" if two else at_place(own)
 
 
 def _is_of_mesh(context: Context, called: str) -> bool:
@@ -430,40 +502,36 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
 
 def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
-    record, there = classified.record, classified.there
-    full, short = classified.full, classified.short
-    condition = context.sources.condition(record, there, full.ranks, short.ranks)
+    record, full, short = classified.record, classified.full, classified.short
+    condition = context.sources.condition(record, classified.there, full.ranks, short.ranks)
+    why, facts = (f" ({condition.quoted})", (condition.line,)) if condition else ("", ())
     category = Category.CONDITIONAL_COLLECTIVE
     culprits, how = _who_is_wrong(context, classified, condition)
     remedy = f"Call {called(record)} on every rank of its group{how}"
-    if record.part is Part.FORWARD and culprits == full.ranks:
+    if record.operation == "barrier":
+        # A smaller group whose members are just these ranks: they may have meant that.
+        groups = context.collectives.groups.items()
+        own = [g for g, members in groups if g != record.group and members == full.ranks]
+        if own:
+            category, culprits = Category.BARRIER_MISUSE, full.ranks
+            remedy = f"Only members of group {own[0]} come here: give them dist.barrier(group=...)."
+        elif culprits == short.ranks and not condition:
+            category = Category.BARRIER_MISUSE
+            remedy = f"Let {short.named} reach the barrier too."
+    elif record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (
             "Call the model on every rank; or call the module inside, model.module(x), which "
             "sends no buffers to other ranks, under torch.no_grad()."
         )
-    subgroup = _group_of_just(context, full.ranks, record)
-    if record.operation == "barrier" and subgroup:
-        category, culprits = Category.BARRIER_MISUSE, full.ranks
-        remedy = f"Only members of group {subgroup} come here: give them dist.barrier(group=...)."
-    elif record.operation == "barrier" and culprits == short.ranks and not condition:
-        category = Category.BARRIER_MISUSE
-        remedy = f"Let {short.named} reach the barrier too."
-    why = f" ({condition.quoted})" if condition else ""
     return _finding(
         context,
         classified,
         category,
         _only_some(context, classified, why, lacking=culprits == short.ranks),
         remedy,
-        (condition.line,) if condition else (),
+        facts,
         culprits=culprits,
     )
-
-
-def _group_of_just(context: Context, ranks: Ranks, record: Collective) -> str:
-    """The smaller group whose members are just these ranks: they may have meant that."""
-    groups = context.collectives.groups.items()
-    return next((g for g, of in groups if g != record.group and of == ranks), "")
 
 
 def _who_is_wrong(
@@ -501,16 +569,6 @@ def _only_some(context: Context, classified: Classified, why: str, *, lacking: b
     return f"{full.named} alone {call} {record}{why}; {where}"
 
 
-def _either_or(context: Context, classified: Classified) -> Finding:
-    return _finding(
-        context,
-        classified,
-        Category.DIVERGENT_CONTROL_FLOW,
-        f"the ranks take different branches: {_side_by_side(classified)}",
-        "Decide the branch from what all ranks share (all_reduce the decision first).",
-    )
-
-
 def _side_by_side(classified: Classified) -> str:
     """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
     first, second = classified.sides
@@ -526,50 +584,6 @@ def _side_by_side(classified: Classified) -> str:
 
 def _size(record: Collective | None) -> str:
     return f"{record.dtype} {list(record.shape)}" if record is not None else "nothing"
-
-
-# -- DDP's buckets -----------------------------------------------------------------------
-
-
-_USE_ALL = (
-    "Use every parameter on every rank in every step, with a factor of zero where it has no part."
-)
-_USE_OR_FIND = (
-    "Use every parameter on every rank, or DistributedDataParallel(find_unused_parameters=True)."
-)
-
-
-def _some_buckets(context: Context, classified: Classified) -> Finding:
-    return _finding(
-        context,
-        classified,
-        Category.UNUSED_PARAMS,
-        f"{classified.short.named} did not reduce all buckets of gradients in "
-        f"{named(classified.record)}: a parameter got no gradient there",
-        # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
-        _USE_ALL if "reduce_scatter" in classified.record.operation else _USE_OR_FIND,
-    )
-
-
-def _no_buckets(context: Context, classified: Classified) -> Finding:
-    # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
-    # where a parameter got no gradient and there is one bucket. Where the code is known, it must
-    # mention no_sync for that to be told; where it is not, all that may be the case are named.
-    record, sources = classified.record, context.sources
-    category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
-    if not sources.knows(record):
-        why += ", no_sync() was on, or a parameter got no gradient"
-    may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
-    if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
-        category, why = Category.NO_SYNC_MISUSE, "no_sync() is on there, or backward was not called"
-    return _finding(
-        context,
-        classified,
-        category,
-        f"{classified.short.named} reduced no gradients where "
-        f"{verb(classified.full.ranks, 'is', 'are')} in {named(record)} ({why})",
-        "Use no_sync() and backward() in the same iterations on all ranks.",
-    )
 
 
 # -- loops -------------------------------------------------------------------------------
@@ -645,7 +659,7 @@ def turn_of(
     if begun and way is None:
         way = sources.condition(record, full.last)
     return Turn(
-        bool(record.label and less) and less < more and record.label not in less,
+        bool(less) and less < more and record.label in more - less,
         way,
         bool(begun),
         _skipped_backward(context, short, full, record),
@@ -706,34 +720,6 @@ def _parting(context: Context, own: Collective | None, other: Collective | None)
     ]
 
 
-def _another_way(context: Context, classified: Classified) -> Finding:
-    conditions = _parting(context, *(branch.here for branch in classified.sides))
-    why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
-    tests = (condition.line for condition in conditions)
-    return _finding(
-        context,
-        classified,
-        Category.DIVERGENT_CONTROL_FLOW,
-        f"the ranks took different ways through the loop{why}: {_side_by_side(classified)}",
-        TOGETHER,
-        tuple(tests),
-    )
-
-
-def _other_objects(context: Context, classified: Classified) -> Finding:
-    assert classified.there is not None
-    line = context.sources.call_of_both(classified.record, classified.there)
-    return _finding(
-        context,
-        classified,
-        Category.MISMATCHED_ORDER,
-        f"{_side_by_side(classified)}: one line calls both{at_place(line)}, on other objects: the "
-        "ranks loop over other ones there, or in another order",
-        "Loop over the same objects in the same order on every rank: sort them by name.",
-        (f"{line}: {line.text}",) if line is not None else (),
-    )
-
-
 def _goes_over_others(context: Context, classified: Classified) -> bool:
     """True where one line in a loop brings them all, and no test in the loop passes one over.
 
@@ -751,62 +737,3 @@ def _goes_over_others(context: Context, classified: Classified) -> bool:
     return bool(in_loop) and not (
         alike or record.label or sources.condition(record) or sources.way_around(record)
     )
-
-
-def _loops_otherwise(context: Context, classified: Classified) -> Finding:
-    lacks, has = classified.short, classified.full
-    return _finding(
-        context,
-        classified,
-        Category.MISMATCHED_ORDER,
-        f"{verb(lacks.ranks, 'is', 'are')} at {_size(lacks.here)} where "
-        f"{verb(has.ranks, 'is', 'are')} at {_size(has.here)}, in {named(classified.record)}: they "
-        "loop over other tensors there, or in another order",
-        "Loop over the same tensors in the same order on every rank: sort them by name.",
-    )
-
-
-def _more_often(context: Context, classified: Classified) -> Finding:
-    if _goes_over_others(context, classified):
-        return _loops_otherwise(context, classified)
-    more, ranks, others = "more", classified.full, classified.short
-    if classified.culprits != ranks.ranks:
-        more, ranks, others = "less", others, ranks
-    count = len(classified.records)
-    times = f"once {more}" if count == 1 else f"{count} collectives {more}"
-    return _finding(
-        context,
-        classified,
-        Category.DIVERGENT_CONTROL_FLOW,
-        f"{ranks.named} called {named(classified.record)} {times} than {others.named}",
-        TOGETHER,
-    )
-
-
-def _tried_again(context: Context, classified: Classified) -> Finding:
-    again = context.sources.tries_again(classified.record)
-    assert again is not None
-    return _finding(
-        context,
-        classified,
-        Category.DIVERGENT_CONTROL_FLOW,
-        f"{verb(classified.culprits, 'has', 'have')} called {named(classified.record)} once more "
-        f"than {classified.short.named}: the code calls it again after an error ({again.quoted})",
-        TRY_AGAIN_TOGETHER,
-        (again.line,),
-    )
-
-
-EXPLANATIONS: Mapping[Kind, Callable[[Context, Classified], Finding]] = {
-    Kind.ANOTHER_ORDER: _another_order,
-    Kind.MISMATCH: _mismatch,
-    Kind.SOME_BUCKETS: _some_buckets,
-    Kind.NO_BUCKETS: _no_buckets,
-    Kind.ONE_BRANCH_ONLY: _one_branch_only,
-    Kind.EITHER_OR: _either_or,
-    Kind.PAST_THE_LOOP: _past_the_loop,
-    Kind.ANOTHER_WAY: _another_way,
-    Kind.OTHER_OBJECTS: _other_objects,
-    Kind.MORE_OFTEN: _more_often,
-    Kind.TRIED_AGAIN: _tried_again,
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
@@ -11,13 +11,11 @@ from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, 
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
     GroupMade,
-    RankReport,
     Ranks,
     at_place,
     by_value,
@@ -38,41 +36,51 @@ _MOST_SHOWN = 8
 
 def other_groups(context: Context) -> Iterator[Finding]:
     """Ranks whose calls of `new_group` of one number have other members: torch counts calls."""
-    first = context.case.ranks[0].groups_made if context.case.ranks else ()
-    if all(e.groups_made == first for e in context.case.ranks):
+    reports = context.case.ranks
+    if all(e.groups_made == reports[0].groups_made for e in reports):
         return  # 10,000 ranks make 1,000 groups each
-    calls = {e.rank: {made.number: made for made in e.groups_made} for e in context.case.ranks}
-    numbers = sorted({number for of_rank in calls.values() for number in of_rank})
-    for number in numbers:
-        there = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
-        if len({_what(made) for made in there.values()}) > 1:
-            yield _differ(context, number, there)
-            return  # later groups are counted wrongly for the same reason
-
-
-def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
+    calls: dict[int, dict[int, GroupMade]] = {}
+    for e in reports:
+        for made in e.groups_made:
+            calls.setdefault(made.number, {})[e.rank] = made
+    other = (n for n in sorted(calls) if len(set(map(_what, calls[n].values()))) > 1)
+    number = next(other, None)  # later groups are counted wrongly for the same reason
+    if number is None:
+        return
+    there = calls[number]
     members = {rank: _what(made) for rank, made in there.items()}
     sides = sorted(by_value(members), key=lambda side: len(side[0]))
     # A rank that has not made this call yet may be of either side. So a majority is one only if all
     # of these together could not turn it.
     most, second = (len(ranks) for ranks, _ in reversed(sides[-2:]))
-    unseen = len(context.case.ranks) - len(there)
+    unseen = len(reports) - len(there)
     culprits = outvoted(members) if most > second + unseen else tuple(there)
-    if len(culprits) == len(there):
-        culprits = _under_a_condition(context, there) or culprits
+    if len(culprits) == len(there):  # else those that a test of the rank lets through
+        records = (Collective(r, 0, "new_group", path=made.path) for r, made in there.items())
+        tests = ((record.rank, context.sources.condition(record)) for record in records)
+        on_rank = tuple(rank for rank, test in tests if test is not None and test.on_rank)
+        culprits = on_rank if 0 < len(on_rank) < len(there) else culprits
+    gave = []
+    for ranks, _ in sides:
+        made = there[ranks[0]]
+        name = f" ({made.called})" if made.called else ""
+        place = made.path[-1] if made.path else None
+        group = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
+        gave.append(f"{verb(ranks, 'makes', 'make')} it of {group}")
+    lists: dict[int, str] = {}  # that a rank gave to new_group, in order
+    for rank in there:
+        groups = [group.members for group in context.reports[rank].groups_made]
+        shown = [f"[{format_ranks(_ranks(context, group))}]" for group in groups[:_MOST_SHOWN]]
+        more = ", …" if len(groups) > _MOST_SHOWN else ""
+        lists[rank] = f"new_group of {', '.join(shown)}{more}"
     mesh = all(made.of_mesh for made in there.values())
-    gave = [
-        f"{verb(ranks, 'makes', 'make')} it of {_of(context, there[ranks[0]])}"
-        for ranks, _ in sides
-    ]
-    reports = {e.rank: e for e in context.case.ranks}
-    return Finding(
+    yield Finding(
         Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
         culprits,
         f"the ranks make another group {number}: {'; '.join(gave)}",
         _SAME_MESH if mesh else _SAME_LISTS,
         tuple(rank for rank in context.reports if rank not in culprits),
-        by_ranks({rank: _lists(context, reports[rank]) for rank in there}),
+        by_ranks(lists),
     )
 
 
@@ -81,35 +89,10 @@ def _what(made: GroupMade) -> tuple[Ranks, str]:
     return made.members, made.called if made.of_mesh else ""
 
 
-def _of(context: Context, made: GroupMade) -> str:
-    """``ranks 0,2 (dp) at train.py:12``."""
-    called = f" ({made.called})" if made.called else ""
-    place = f" at {made.path[-1]}" if made.path else ""
-    return f"{name_ranks(_ranks(context, made.members))}{called}{place}"
-
-
-def _lists(context: Context, report: RankReport) -> str:
-    """The rank lists that a rank gave to new_group, in order."""
-    made = report.groups_made[:_MOST_SHOWN]
-    more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
-    lists = (f"[{format_ranks(_ranks(context, group.members))}]" for group in made)
-    return f"new_group of {', '.join(lists)}{more}"
-
-
 def _ranks(context: Context, members: Ranks) -> Ranks:
     """Ranks of the default group as ranks of the session."""
     ranks = tuple(e.rank for e in context.case.ranks)
     return tuple(ranks[member] for member in members if member < len(ranks))
-
-
-def _under_a_condition(context: Context, there: Mapping[int, GroupMade]) -> Ranks:
-    """Of calls none of which has the most ranks: those that a test of the rank lets through."""
-    found = []
-    for rank, made in there.items():
-        condition = context.sources.condition(Collective(rank, 0, "new_group", path=made.path))
-        if condition is not None and condition.on_rank:
-            found.append(rank)
-    return tuple(found) if len(found) < len(there) else ()
 
 
 def new_group_not_by_all(context: Context) -> Iterator[Finding]:
@@ -211,10 +194,8 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
     """Ranks that wait for each other in collectives of different groups: a ring."""
     at = context.graph.at
     for ring in context.graph.cycles:
-        records = [at[rank] for rank in ring if rank in at]
-        if len(records) < len(ring) or any(record.is_point_to_point for record in records):
-            continue
-        if len({record.group for record in records}) < 2:
+        records = [at[r] for r in ring if r in at and not at[r].is_point_to_point]
+        if len(records) < len(ring) or len({record.group for record in records}) < 2:
             continue
         # A ring is how it ends. Ranks that came the same way through all groups, until one called
         # something else, wait for each other in just such a ring; where they parted says more.
@@ -230,30 +211,25 @@ def _one_side_more(context: Context, records: list[Collective]) -> Finding | Non
     So do a sender and a receiver, each with a loop of its own. Which loop is wrong is not known.
     """
     for record in records:
-        alignment = context.alignments.get(record.group)
+        sequences = context.alignments[record.group].sequences
         for peer in context.graph.waits[record.rank]:
-            there = alignment.sequences.get(peer) if alignment is not None else None
-            own = alignment.sequences.get(record.rank) if alignment is not None else None
-            if own is None or there is None or there.end != record.slot or not there.records:
+            there = sequences.get(peer)
+            if there is None or there.end != record.slot:
                 continue
-            if {*own.call_sites}.isdisjoint(there.call_sites):
-                return _loops_of_two_sides(context, record, there.records[-1])
+            if {*sequences[record.rank].call_sites}.isdisjoint(there.call_sites):
+                last = there.records[-1]
+                return Finding(
+                    Category.DIVERGENT_CONTROL_FLOW,
+                    tuple(sorted((record.rank, peer))),
+                    f"rank {record.rank} waits in {named(record)} for rank {peer}, which has "
+                    f"called one less in that group, at "
+                    f"{last.path[-1] if last.path else 'other lines'}; {context.standing((peer,))}",
+                    "Let both sides loop over the same things: send the list of names first, and "
+                    "loop over that on both.",
+                    context.victims,
+                    (f"rank {record.rank}: {numbered(record)}", f"rank {peer}: {numbered(last)}"),
+                )
     return None
-
-
-def _loops_of_two_sides(context: Context, record: Collective, last: Collective) -> Finding:
-    ranks = tuple(sorted((record.rank, last.rank)))
-    return Finding(
-        Category.DIVERGENT_CONTROL_FLOW,
-        ranks,
-        f"rank {record.rank} waits in {named(record)} for rank {last.rank}, which has called one "
-        f"less in that group, at {last.path[-1] if last.path else 'other lines'}; "
-        f"{context.standing((last.rank,))}",
-        "Let both sides loop over the same things: send the list of names first, and loop over "
-        "that on both.",
-        context.victims,
-        (f"rank {record.rank}: {numbered(record)}", f"rank {last.rank}: {numbered(last)}"),
-    )
 
 
 def _only_some(context: Context, records: list[Collective]) -> Finding | None:
@@ -261,37 +237,29 @@ def _only_some(context: Context, records: list[Collective]) -> Finding | None:
 
     And they have been where the others are now: it is no matter of the order.
     """
-    calls = {
-        rank: {call_site(record) for record in of} for rank, of in context.collectives.of.items()
-    }
+    at = context.graph.at
+    calls = {rank: set(map(call_site, of)) for rank, of in context.collectives.of.items()}
     ways = [(record, call_site(record)) for record in records]
     for record, site in ways:
-        here = tuple(sorted(rank for rank, at in context.graph.at.items() if call_site(at) == site))
-        there = [(at, other) for at, other in ways if other != site]
-        apart = all(site not in calls[at.rank] for at, _ in there)
-        passed = all(other in calls[rank] for _, other in there for rank in here)
+        here = tuple(sorted(rank for rank, own in at.items() if call_site(own) == site))
+        there = [(other, elsewhere) for other, elsewhere in ways if elsewhere != site]
+        apart = all(site not in calls[other.rank] for other, _ in there)
+        passed = all(elsewhere in calls[rank] for _, elsewhere in there for rank in here)
         if not there or not apart or not passed:
             continue
         condition = context.sources.condition(record, there[0][0], here, (there[0][0].rank,))
         if condition is not None:
-            return _alone(context, here, record, condition)
+            others = context.standing(tuple(rank for rank in at if rank not in here))
+            return Finding(
+                Category.CONDITIONAL_COLLECTIVE,
+                here,
+                f"{verb(here, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
+                f"{others}",
+                f"Call {called(record)} on every rank of its group: move it out of the condition.",
+                context.victims,
+                (*(f"rank {rank}: in {named(at[rank])}" for rank in here), condition.line),
+            )
     return None
-
-
-def _alone(context: Context, ranks: Ranks, record: Collective, condition: Condition) -> Finding:
-    others = tuple(rank for rank in context.graph.at if rank not in ranks)
-    return Finding(
-        Category.CONDITIONAL_COLLECTIVE,
-        ranks,
-        f"{verb(ranks, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
-        f"{context.standing(others)}",
-        f"Call {called(record)} on every rank of its group: move it out of the condition.",
-        context.victims,
-        (
-            *(f"rank {rank}: in {named(context.graph.at[rank])}" for rank in ranks),
-            f"{condition.place}: {condition.place.text}",
-        ),
-    )
 
 
 def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ranks:
@@ -300,46 +268,43 @@ def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ra
     Also in another group, such as another row of the mesh; unless all are at one line.
     """
     one_line = len({call_site(record) for record in records}) == 1
-
-    def where(record: Collective) -> object:
-        return (record.group, record.slot) if one_line else call_site(record)
-
-    places = {where(record) for record in records}
-    votes = {rank: where(at) for rank, at in context.graph.at.items()}
-    waiting = by_value({rank: place for rank, place in votes.items() if place in places})
-    most = max(len(ranks) for ranks, _ in waiting)
-    outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
+    places = {
+        rank: (at.group, at.slot) if one_line else call_site(at)
+        for rank, at in context.graph.at.items()
+    }
+    of_ring = {places[record.rank] for record in records}
+    waiting = [ranks for ranks, place in by_value(places) if place in of_ring]
+    most = max(map(len, waiting))
+    outvoted = {rank for ranks in waiting if len(ranks) < most for rank in ranks}
     return tuple(sorted(outvoted.intersection(ring)))
 
 
-def _at_new_lines(context: Context, records: list[Collective]) -> Ranks:
-    """Those that are where they never were, while the others do what they did before."""
-    new = tuple(
-        record.rank
-        for record in sorted(records, key=lambda each: each.rank)
-        if [call_site(other) for other in context.collectives.of[record.rank]].count(
-            call_site(record)
-        )
-        < 2
-    )
-    return new if len(new) < len(records) else ()
-
-
 def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
-    culprits = _outvoted_in(context, ring, records) or _at_new_lines(context, records) or ring
-    barriers = all(record.operation == "barrier" for record in records)
+    records = sorted(records, key=lambda each: each.rank)
+    culprits = _outvoted_in(context, ring, records)
+    if not culprits:
+        # Those that are where they never were, while the others do what they did before.
+        of = context.collectives.of
+        new = tuple(
+            record.rank
+            for record in records
+            if [*map(call_site, of[record.rank])].count(call_site(record)) < 2
+        )
+        culprits = new if 0 < len(new) < len(records) else ring
+    what, remedy = "groups used in opposite order", "Use the groups in one order on every rank."
+    category = Category.MISMATCHED_ORDER
+    if all(record.operation == "barrier" for record in records):
+        category, what = Category.BARRIER_MISUSE, "barriers of different groups"
+        remedy = "Give dist.barrier() the same group on every rank."
     return Finding(
-        Category.BARRIER_MISUSE if barriers else Category.MISMATCHED_ORDER,
+        category,
         culprits,
-        f"{'barriers of different groups' if barriers else 'groups used in opposite order'}: "
-        f"{context.standing(ring)}",
-        "Give dist.barrier() the same group on every rank."
-        if barriers
-        else "Use the groups in one order on every rank.",
+        f"{what}: {context.standing(ring)}",
+        remedy,
         context.victims,
         tuple(
             f"rank {record.rank} waits in group {record.called or record.group} for "
             f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
-            for record in sorted(records, key=lambda each: each.rank)
+            for record in records
         ),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 
 from ddp_notebook.model import Case, GroupMade, Ranks, name_ranks
 from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout, ModelLayout, Placed
@@ -84,26 +83,21 @@ def _made_by(ranks: Ranks, made: Iterable[GroupMade]) -> Mesh | None:
         if group.called:  # of a mesh that was made twice, the last
             places = of_name.setdefault(group.called, {})
             places.update({m: (at, len(group.members)) for at, m in enumerate(group.members)})
-    dimensions: dict[str, dict[int, tuple[int, int]]] = {}
+    shape: list[tuple[str, int]] = []
+    axes: list[dict[int, tuple[int, int]]] = []
     count = 1
     for name, places in of_name.items():
         sizes = {size for _, size in places.values()}
-        covers = len(places) == len(ranks) and len(sizes) == 1
+        covers = places.keys() == set(range(len(ranks))) and len(sizes) == 1
         if covers and (count < len(ranks) or sizes == {1}):
-            dimensions[name] = places
+            shape.append((name, max(sizes)))
+            axes.append(places)
             count *= max(sizes)
-    return _mesh(ranks, dimensions)
-
-
-def _mesh(ranks: Ranks, dimensions: Mapping[str, Mapping[int, tuple[int, int]]]) -> Mesh | None:
-    shape = tuple((name, places[0][1]) for name, places in dimensions.items() if 0 in places)
     coordinates = {
-        rank: tuple(places[member][0] for places in dimensions.values())
-        for member, rank in enumerate(ranks)
-        if all(member in places for places in dimensions.values())
+        rank: tuple(places[member][0] for places in axes) for member, rank in enumerate(ranks)
     }
-    whole = len(set(coordinates.values())) == len(ranks) == prod(size for _, size in shape)
-    return Mesh(shape, coordinates) if whole and shape else None
+    whole = len(set(coordinates.values())) == len(ranks) == count
+    return Mesh(tuple(shape), coordinates) if whole and shape else None
 
 
 def arranged(
@@ -113,37 +107,29 @@ def arranged(
     notes: Iterable[str] = (),
 ) -> MeshLayout:
     """The layout of what ranks hold, by rank; `mesh` as they made it, None where not known."""
-    held = {rank: held_parameters.parameters for rank, held_parameters in of_rank.items()}
-    mesh = mesh or mesh_of_parameters(held)
-    cut = {
-        rank: held_parameters.left_out
-        for rank, held_parameters in of_rank.items()
-        if held_parameters.left_out
-    }
-    more = [f"{name_ranks(cut)}: more parameters than can be shown" if cut else ""]
+    held = {rank: of.parameters for rank, of in of_rank.items()}
+    mesh = mesh or mesh_of_parameters(held) or Mesh((), {})
+    cut = [rank for rank, of in of_rank.items() if of.left_out]
+    more = [f"{name_ranks(cut)}: more parameters than can be shown"] if cut else []
     return MeshLayout(
         world_size,
-        mesh.dimensions if mesh is not None else (),
-        mesh.coordinates if mesh is not None else {},
+        mesh.dimensions,
+        mesh.coordinates,
         tuple(_models(held, mesh)),
-        {
-            rank: sum(parameter.bytes for parameter in parameters)
-            for rank, parameters in held.items()
-        },
+        {rank: sum(parameter.bytes for parameter in own) for rank, own in held.items()},
         tuple(filter(None, (*notes, *more))),
     )
 
 
-def _models(
-    held: Mapping[int, tuple[HeldParameter, ...]], mesh: Mesh | None
-) -> Iterator[ModelLayout]:
-    by_model: dict[str, dict[str, dict[int, HeldParameter]]] = {}
+def _models(held: Mapping[int, tuple[HeldParameter, ...]], mesh: Mesh) -> Iterator[ModelLayout]:
+    models: dict[str, dict[str, dict[int, HeldParameter]]] = {}
     for rank, parameters in sorted(held.items()):
         for parameter in parameters:
-            of_model = by_model.setdefault(parameter.model, {})
-            of_model.setdefault(parameter.name, {}).setdefault(rank, parameter)
-    for model, of in by_model.items():
-        yield ModelLayout(model, tuple(row for name in of for row in _rows(name, of[name], mesh)))
+            of_name = models.setdefault(parameter.model, {}).setdefault(parameter.name, {})
+            of_name.setdefault(rank, parameter)
+    for model, names in models.items():
+        rows = (row for name, of in names.items() for row in _rows(name, of, mesh))
+        yield ModelLayout(model, tuple(rows))
 
 
 def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | None:
@@ -161,38 +147,30 @@ def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | 
     return Mesh(tuple(zip(names, shape, strict=True)), dict(zip(largest.mesh, places, strict=True)))
 
 
-def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh | None) -> list[Placed]:
+def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh) -> list[Placed]:
     """A parameter as ranks hold it: once where all hold the same."""
-    by_holding: dict[tuple[object, ...], list[int]] = {}
-    for rank, parameter in of.items():
-        key = (
-            parameter.shape,
-            parameter.dtype,
-            _placement(parameter),
-            parameter.gathers,
-            _over(parameter.group, mesh),
+    sizes: dict[Placed, dict[int, list[int]]] = {}
+    for rank, held in of.items():
+        row = Placed(
+            name,
+            held.shape,
+            held.dtype,
+            _placement(held),
+            (),
+            (),
+            held.whole_bytes,
+            held.gathers,
+            _over(held.group, mesh),
         )
-        by_holding.setdefault(key, []).append(rank)
-    rows = []
-    for ranks in by_holding.values():
-        sizes: dict[int, list[int]] = {}
-        for rank in ranks:
-            sizes.setdefault(of[rank].bytes, []).append(rank)
-        first = of[ranks[0]]
-        rows.append(
-            Placed(
-                name,
-                first.shape,
-                first.dtype,
-                _placement(first),
-                tuple(ranks),
-                tuple((tuple(having), size) for size, having in sizes.items()),
-                first.whole_bytes,
-                first.gathers,
-                _over(first.group, mesh),
-            )
+        sizes.setdefault(row, {}).setdefault(held.bytes, []).append(rank)
+    return [
+        replace(
+            row,
+            ranks=tuple(sorted(rank for ranks in having.values() for rank in ranks)),
+            bytes=tuple((tuple(ranks), size) for size, ranks in having.items()),
         )
-    return rows
+        for row, having in sizes.items()
+    ]
 
 
 def _placement(each: HeldParameter) -> str:
@@ -201,19 +179,17 @@ def _placement(each: HeldParameter) -> str:
         return "Replicate (DDP)" if each.wrapper == "DDP" else "whole, a tensor of the rank's own"
     if len(each.dimensions) != len(each.placements):
         return ", ".join(each.placements)
-    return ", ".join(
-        f"{name}: {place}" for name, place in zip(each.dimensions, each.placements, strict=True)
-    )
+    return ", ".join(f"{n}: {p}" for n, p in zip(each.dimensions, each.placements, strict=True))
 
 
-def _over(group: Ranks, mesh: Mesh | None) -> str:
+def _over(group: Ranks, mesh: Mesh) -> str:
     """The dimension in which the members of a group differ; else the ranks."""
     if len(group) < 2:
         return ""
-    places = [mesh.coordinates.get(rank, ()) for rank in group] if mesh is not None else []
+    places = [mesh.coordinates.get(rank, ()) for rank in group]
     values = [len(set(along)) for along in zip(*places, strict=False)]
     apart = [at for at, count in enumerate(values) if count > 1]
-    if mesh is None or len(apart) != 1 or values[apart[0]] != mesh.dimensions[apart[0]][1]:
+    if len(apart) != 1 or values[apart[0]] != mesh.dimensions[apart[0]][1]:
         return name_ranks(group)
     name = mesh.dimensions[apart[0]][0]
     return name if name != _UNNAMED else "all ranks"

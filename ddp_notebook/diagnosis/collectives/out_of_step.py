@@ -8,7 +8,7 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import (
@@ -18,7 +18,7 @@ from ddp_notebook.diagnosis.collectives.alignment import (
     RankSequence,
     call_site,
 )
-from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side
+from ddp_notebook.diagnosis.collectives.describe import fact, lacking, named, nothing_after, side
 from ddp_notebook.diagnosis.collectives.divergence import (
     Branch,
     Classified,
@@ -49,7 +49,6 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Phase,
-    Place,
     RankReport,
     Ranks,
     ReplicaCounts,
@@ -106,7 +105,20 @@ def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]
         finding = explain(context, classified)
         key = finding.category, divergence.alignment.group, divergence.fault.other_at
         first = merged.get(key)
-        merged[key] = finding if first is None else _merge(first, finding, divergence)
+        if first is not None:
+            sides: dict[Side, set[int]] = {}  # ranks that called the same are one side
+            for seen in (*first.sides, *finding.sides):
+                sides.setdefault(replace(seen, ranks=()), set()).update(seen.ranks)
+            ranks, others = {*first.ranks, *finding.ranks}, divergence.deviation.others
+            if not divergence.deviation.sure and (len(others) == 1 or ranks.isdisjoint(others)):
+                ranks.update(*sides.values())  # none agree: all are wrong
+            finding = replace(
+                first,
+                ranks=tuple(sorted(ranks)),
+                sides=tuple(replace(seen, ranks=tuple(sorted(r))) for seen, r in sides.items()),
+                evidence=tuple(dict.fromkeys((*first.evidence, *finding.evidence))),
+            )
+        merged[key] = finding
     return list(merged.values())[:5]  # after so many mistakes, further ones are consequences
 
 
@@ -119,34 +131,29 @@ def _in_each_group(
         classified = classify(divergence, context.sources)
         if classified is None:
             continue
-        key: object = _at_lines(classified) or (len(found),)
-        first = found.get(key)
-        if first is not None and _is_elsewhere(first[1], classified):
-            found[key] = first[0], _joined_groups(first[1], classified)
+        here = classified.full.here, classified.short.here
+        alone: object = (len(found),)
+        key = alone
+        if all(record is None or record.called for record in here):  # else a group is by itself
+            key = classified.kind, *(r and (r.called, call_site(r)) for r in here)
+        if key not in found:
+            found[key] = divergence, classified
+        elif both := _of_two_groups(found[key][1], classified):
+            found[key] = found[key][0], both
         else:
-            found[key if first is None else (len(found),)] = divergence, classified
+            found[alone] = divergence, classified
     return list(found.values())
 
 
-def _at_lines(classified: Classified) -> object:
-    """The kind of mistake, and the two calls; None in a group without a name."""
-    here = [branch.here for branch in (classified.full, classified.short)]
-    if any(record is None or not record.called for record in here) or not classified.records:
+def _of_two_groups(one: Classified, other: Classified) -> Classified | None:
+    """Return one mistake that was made in two groups; None where a rank is in both of them."""
+    mine, theirs = ({*mistake.full.ranks, *mistake.short.ranks} for mistake in (one, other))
+    if mine & theirs:
         return None
-    return (classified.kind, *(r and (r.called, call_site(r)) for r in here))
-
-
-def _is_elsewhere(one: Classified, other: Classified) -> bool:
-    """True where no rank is in both."""
-    ranks = ({r for side in classified.sides for r in side.ranks} for classified in (one, other))
-    return set.isdisjoint(*ranks)
-
-
-def _joined_groups(one: Classified, other: Classified) -> Classified:
-    def both(mine: Branch, theirs: Branch) -> Branch:
-        return replace(mine, ranks=tuple(sorted({*mine.ranks, *theirs.ranks})))
-
-    full, short = both(one.full, other.full), both(one.short, other.short)
+    full, short = (
+        replace(branch, ranks=tuple(sorted((*branch.ranks, *further.ranks))))
+        for branch, further in ((one.full, other.full), (one.short, other.short))
+    )
     return replace(
         one,
         culprits=tuple(sorted({*one.culprits, *other.culprits})),
@@ -154,27 +161,6 @@ def _joined_groups(one: Classified, other: Classified) -> Classified:
         short=short,
         sides=(full, short) if one.sides[0].ranks == one.full.ranks else (short, full),
     )
-
-
-def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
-    ranks = {*first.ranks, *second.ranks}
-    sides, others = _joined(first.sides, second.sides), divergence.deviation.others
-    if not divergence.deviation.sure and (len(others) == 1 or ranks.isdisjoint(others)):
-        ranks.update(rank for one in sides for rank in one.ranks)  # none agree: all are wrong
-    return replace(
-        first,
-        ranks=tuple(sorted(ranks)),
-        sides=sides,
-        evidence=tuple(dict.fromkeys((*first.evidence, *second.evidence))),
-    )
-
-
-def _joined(first: tuple[Side, ...], second: tuple[Side, ...]) -> tuple[Side, ...]:
-    """The sides of two divergences in one place: ranks that called the same are one side."""
-    ranks: dict[Side, set[int]] = {}
-    for seen in (*first, *second):
-        ranks.setdefault(replace(seen, ranks=()), set()).update(seen.ranks)
-    return tuple(replace(seen, ranks=tuple(sorted(those))) for seen, those in ranks.items())
 
 
 def ended_by_conflicts(context: Context) -> Ranks:
@@ -189,9 +175,6 @@ def ended_by_conflicts(context: Context) -> Ranks:
     return tuple(sorted(ranks))
 
 
-# -- refused collectives -----------------------------------------------------------------
-
-
 # -- late ranks --------------------------------------------------------------------------
 
 
@@ -204,25 +187,18 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
     if not all(map(torch_errors.is_victim, failed)):
         return
-    ends = (
-        context.graph.at.get(e.rank) for e in failed if torch_errors.TIMED_OUT.search(e.error.text)
-    )
-    waited = [
-        record for record in ends if record and not (record.is_point_to_point or record.call.freed)
-    ]
+    out_of_time = [e for e in failed if torch_errors.TIMED_OUT.search(e.error.text)]
+    ends = [context.graph.at[e.rank] for e in out_of_time if e.rank in context.graph.at]
+    waited = [end for end in ends if not end.is_point_to_point and not end.call.freed]
     if not waited:
         return
     first = min(waited, key=lambda each: each.issued_ns)
     # A monitored_barrier has a timeout of its own, which may be shorter than its group's.
-    ends_ns = (
-        first.done_ns,
-        first.issued_ns + round(first.call.limit_s * 1e9) * bool(first.call.limit_s),
-    )
-    until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
+    limit_ns = first.issued_ns + round(first.call.limit_s * 1e9)
+    until_ns = min((ns for ns in (first.done_ns, limit_ns) if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
-    there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
-    records = {rank: record for rank, record in there.items() if record is not None}
-    absent = {rank for rank in members if rank not in records}
+    records = wait_graph.all_at_slot(context.collectives, first)
+    absent = set(members) - records.keys()
     late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}
     # Time must explain it alone: who has come called the same, and who has not is busy, so that it
@@ -236,31 +212,37 @@ def _too_late(
     context: Context, first: Collective, late: Ranks, records: Mapping[int, Collective]
 ) -> Finding:
     others = tuple(rank for rank in records if rank not in late)
-    own = first.operation == "monitored_barrier"
-    limit = f" of {first.call.limit_s:g} s" if first.call.limit_s and not own else ""
-    maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
-    before = set(late) <= set(records)
-    called_it = "called" if before else verb(late, "has not called", "have not called")
+    limit, remedy = "", "Give monitored_barrier a timeout= longer than the slowest rank needs."
+    if first.operation != "monitored_barrier":  # which has a timeout of its own
+        maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
+        limit = f" of {first.call.limit_s:g} s" if first.call.limit_s else ""
+        remedy = (
+            f"Give {maker} a timeout= longer than the slowest rank needs, or do the slow part "
+            f"before {maker}."
+        )
+    called_it, when = "called", "only after"
+    if not set(late) <= set(records):
+        called_it, when = verb(late, "has not called", "have not called"), "before"
+    facts = []
+    for rank in late:
+        own = records.get(rank)
+        if own is None:
+            doing = where_busy(context.reports[rank])
+            facts.append(f"rank {rank} has not called it yet: it is busy{doing}")
+            continue
+        seconds = (own.issued_ns - first.issued_ns) / 1e9
+        before = [record for record in context.collectives.of[rank] if record.number < own.number]
+        after = f", and had called {named(before[-1])} before" if before else ""
+        facts.append(f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}")
     return Finding(
         Category.STRAGGLER,
         late,
-        f"{called_it} {named(first)} {'only after' if before else 'before'} {name_ranks(others)} "
-        f"gave it up: the timeout{limit} was over",
-        f"Give {'monitored_barrier' if own else maker} a timeout= longer than the slowest rank "
-        f"needs{'' if own else f', or do the slow part before {maker}'}.",
+        f"{called_it} {named(first)} {when} {name_ranks(others)} gave it up: the timeout{limit} "
+        "was over",
+        remedy,
         others,
-        tuple(_call_of(context, first, rank, records.get(rank)) for rank in late),
+        tuple(facts),
     )
-
-
-def _call_of(context: Context, first: Collective, rank: int, own: Collective | None) -> str:
-    """When a late rank called it, after what; where it is if it has not called it."""
-    if own is None:
-        return f"rank {rank} has not called it yet: it is busy{where_busy(context.reports[rank])}"
-    before = [record for record in context.collectives.of[rank] if record.number < own.number]
-    seconds = (own.issued_ns - first.issued_ns) / 1e9
-    after = f", and had called {named(before[-1])} before" if before else ""
-    return f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}"
 
 
 def stragglers(context: Context) -> Iterator[Finding]:
@@ -268,58 +250,50 @@ def stragglers(context: Context) -> Iterator[Finding]:
     late: dict[int, Collective] = {}
     graph = context.graph
     # Ranks that wait for it directly show what is missing; indirect waiters only if there are none.
-    for others in (graph.waits.get, graph.reach):
+    for others in (graph.waits.__getitem__, graph.reach):
         seen: set[int] = set()
         for rank, record in sorted(graph.at.items()):
-            those = others(rank) or ()
+            those = others(rank)
             # Many ranks wait for the same ones, which are one object of the graph's.
             if context.reports[rank].activity is Activity.WAITING and id(those) not in seen:
                 seen.add(id(those))
                 for other in those:
                     late.setdefault(other, record)
     same: dict[tuple[str, bool], list[RankReport]] = {}
-    for rank, record in sorted(late.items()):
-        report = context.reports.get(rank)
-        paused = report is not None and report.activity is Activity.HELD
-        if report is not None and (paused or works(report)):
-            same.setdefault((_lacking(record), paused), []).append(report)
-    for (what, paused), reports in same.items():
-        yield _late(context, reports, what, paused=paused)
+    for rank in sorted(late.keys() & context.reports.keys()):
+        report = context.reports[rank]
+        paused = report.activity is Activity.HELD
+        if paused or works(report):
+            same.setdefault((lacking(late[rank]), paused), []).append(report)
+    for (what, _), reports in same.items():
+        yield _late(context, what, reports)
 
 
-def _lacking(record: Collective) -> str:
-    """What the rank of `record` waits for."""
-    if not record.is_point_to_point:
-        return named(record)
-    lacks = "recv" if record.operation == "send" else "send"
-    return f"the {lacks} that rank {record.rank} waits for in {named(record)}"
-
-
-def _late(context: Context, reports: list[RankReport], what: str, *, paused: bool) -> Finding:
+def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
+    """The finding of ranks that all are paused, or all are busy, before `what`."""
     ranks = tuple(report.rank for report in reports)
-    doings = {_doing(report, paused=paused) for report in reports}
-    doing = f"{agree(ranks, 'it is', 'they are')} {min(doings)}"
-    if len(doings) > 1:
-        doing = "; ".join(f"rank {e.rank} is {_doing(e, paused=paused)}" for e in reports)
-    step = f"%ddp_step --ranks {format_ranks(ranks)}"
+    doings: dict[int, str] = {}
+    for e in reports:
+        still = stands_still(e) or not e.path
+        doings[e.rank] = f"busy{where_busy(e) if still else f' at {e.path[-1]}'}"
+    commands: tuple[str, ...] = ()
+    remedy = f"Wait for {them(ranks)}, or interrupt the cell."
+    if reports[0].activity is Activity.HELD:
+        remedy = f"%ddp_step --ranks {format_ranks(ranks)}"
+        doings, commands = dict.fromkeys(ranks, "paused"), (remedy,)
+    doing = f"{agree(ranks, 'it is', 'they are')} {doings[ranks[0]]}"
+    if len(set(doings.values())) > 1:
+        doing = "; ".join(f"rank {rank} is {own}" for rank, own in doings.items())
     return Finding(
         Category.STRAGGLER,
         ranks,
         f"{verb(ranks, 'has', 'have')} not called {what} yet: {doing}",
-        step if paused else f"Wait for {them(ranks)}, or interrupt the cell.",
+        remedy,
         context.case.waiting,
         of_each({report.rank: evidence_of(report) for report in reports}),
         passing=True,
-        commands=(step,) if paused else (),
+        commands=commands,
     )
-
-
-def _doing(report: RankReport, *, paused: bool) -> str:
-    if paused:
-        return "paused"
-    still = stands_still(report) or not report.path
-    at = where_busy(report) if still else f" at {report.path[-1]}"
-    return f"busy{at}"
 
 
 # -- stopped short -----------------------------------------------------------------------
@@ -329,6 +303,18 @@ def _doing(report: RankReport, *, paused: bool) -> str:
 LEAVE_TOGETHER = (
     "Let every rank finish before one leaves: dist.barrier() before destroy_process_group()."
 )
+
+
+def group_destroyed(context: Context, ranks: Ranks, waiters: str, evidence: str) -> Finding:
+    """Make the finding of ranks that left their group while others wait for them in a call."""
+    return Finding(
+        Category.MISSING_DESTROY,
+        ranks,
+        f"{name_ranks(ranks)} destroyed the group, or ended, while {waiters}",
+        LEAVE_TOGETHER,
+        context.victims,
+        (evidence, f"{name_ranks(ranks)}: no process group any more"),
+    )
 
 
 def stopped_short(context: Context) -> Iterator[Finding]:
@@ -343,82 +329,64 @@ def stopped_short(context: Context) -> Iterator[Finding]:
         if record.group in diverged or (record.group, record.slot) in seen:
             continue
         seen.add((record.group, record.slot))
-        absent = tuple(r for r in context.graph.waits[rank] if _has_nothing(context, r, record))
-        reports = [context.reports[r] for r in absent if r in context.reports]
-        runs_nothing = tuple(
-            e.rank for e in reports if e.activity is Activity.IDLE and e.run != context.run
+        # A rank that has another collective in that place did not end before it.
+        sequences = context.alignments[record.group].sequences
+        absent = tuple(
+            other
+            for other in context.graph.waits[rank]
+            if other not in sequences or sequences[other].end <= record.slot
         )
-        if runs_nothing:
-            yield _does_not_run(context, runs_nothing)
-        short = tuple(r for r in absent if context.finished(r))
-        if short:
+        reports = [context.reports[other] for other in absent if other in context.reports]
+        idle = [e for e in reports if e.activity is Activity.IDLE and e.run != context.run]
+        if ranks := tuple(e.rank for e in idle):
+            does = verb(ranks, "does", "do")
+            yield Finding(
+                Category.MISSING_RANK,
+                ranks,
+                f"{does} not run this code; {context.standing(context.graph.stuck)}",
+                "Run it on every rank of the group (%%ddp without --ranks), or use a group of the "
+                "ranks that run it.",
+                context.victims,
+                tuple(f"rank {other} runs nothing" for other in ranks),
+            )
+        if short := tuple(other for other in absent if context.finished(other)):
             yield _stopped(context, short, record)
-
-
-def _has_nothing(context: Context, rank: int, record: Collective) -> bool:
-    """True when a rank ended before `record`; one with another collective there did not."""
-    alignment = context.alignments.get(record.group)
-    sequence = alignment.sequences.get(rank) if alignment else None
-    return sequence is None or sequence.end <= record.slot
-
-
-def _does_not_run(context: Context, ranks: Ranks) -> Finding:
-    return Finding(
-        Category.MISSING_RANK,
-        ranks,
-        f"{verb(ranks, 'does', 'do')} not run this code; {context.standing(context.graph.stuck)}",
-        "Run it on every rank of the group (%%ddp without --ranks), or use a group of the "
-        "ranks that run it.",
-        context.victims,
-        tuple(f"rank {rank} runs nothing" for rank in ranks),
-    )
 
 
 def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
     """Finished ranks lack a collective that others are in: whose mistake is it?"""
-    alignment = context.alignments[record.group]
+    alignment, sources = context.alignments[record.group], context.sources
     sequence = alignment.sequences.get(ranks[0]) or RankSequence(ranks[0], 0, (), ())
     # They wait in the last of several buckets, say: what lacks begins where the short one ends.
     record = alignment.sequences[record.rank].at(sequence.end) or record
-    ahead = tuple(r for r, s in sorted(alignment.sequences.items()) if _issued(s, record))
+    # Ahead are those that have the same there: another collective in that place does not count.
+    there = ((rank, s.at(record.slot)) for rank, s in sorted(alignment.sequences.items()))
+    site = call_site(record)
+    ahead = tuple(r for r, e in there if e and e.phase is not Phase.HELD and call_site(e) == site)
     full = Branch(ahead, alignment.sequences[record.rank], record.slot)
     short = Branch(ranks, sequence, sequence.end)
     if all(context.reports[rank].activity is Activity.DEAD for rank in ranks):
         return _left_early(context, ranks, ahead, record)
-    condition = context.sources.condition(record)
-    in_step = _is_backward(context, record) or is_rebuild(full, record)
-    if short.knows(record) or (condition is None and in_step):
-        if missing_from(full, short) is MissingBuckets.SOME:
-            return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
-        return _one_step_less(context, alignment, full, short, record)
-    # Fewer that left than wait: those that left are wrong. As many: also they, if the code brings
-    # every rank to the call and no test stands on the way. Else the call itself is conditional, and
-    # who made it came alone; an `except` is no such test, for nobody writes it to choose ranks.
-    untested = condition is None or condition.handles
-    always_reached = untested and context.sources.knows(record)
-    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
-    if outvoted and untested:
-        way = (condition.line,) if condition is not None else ()
-        return _left_early(context, ranks, ahead, record, way)
-    culprits = ranks if outvoted else ahead
-    return _of_kind(context, Kind.ONE_BRANCH_ONLY, culprits, full, short, record)
-
-
-def _of_kind(
-    context: Context, kind: Kind, culprits: Ranks, full: Branch, short: Branch, record: Collective
-) -> Finding:
+    condition = sources.condition(record)
+    # Of a loop's backward pass: an epoch may have none of it on a rank without data.
+    in_step = record.part is Part.BACKWARD and sources.in_a_loop(record) is not False
+    culprits, kind = ranks, Kind.SOME_BUCKETS
+    if short.knows(record) or (condition is None and (in_step or is_rebuild(full, record))):
+        if missing_from(full, short) is not MissingBuckets.SOME:
+            return _one_step_less(context, alignment, full, short, record)
+    else:
+        # Fewer that left than wait: those that left are wrong. As many: also they, if the code
+        # brings every rank to the call and no test stands on the way. Else the call itself is
+        # conditional, and who made it came alone; an `except` is no such test, for nobody writes it
+        # to choose ranks.
+        untested = condition is None or condition.handles
+        always_reached = untested and sources.knows(record)
+        outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
+        if outvoted and untested:
+            way = (condition.line,) if condition is not None else ()
+            return _left_early(context, ranks, ahead, record, way)
+        culprits, kind = ranks if outvoted else ahead, Kind.ONE_BRANCH_ONLY
     return explain(context, Classified(kind, culprits, full, short, (full, short), (record,)))
-
-
-def _is_backward(context: Context, record: Collective) -> bool:
-    """True of a backward pass in a loop: an epoch may have none of it on a rank without data."""
-    return record.part is Part.BACKWARD and context.sources.in_a_loop(record) is not False
-
-
-def _issued(sequence: RankSequence, record: Collective) -> bool:
-    """True when it has the same there: another collective in that place does not count."""
-    own = sequence.at(record.slot)
-    return own is not None and own.phase is not Phase.HELD and call_site(own) == call_site(record)
 
 
 def _one_step_less(
@@ -452,23 +420,18 @@ def _one_step_less(
         )
     # If to end earlier is their mistake, it is shown where they parted.
     parts_at = turn.way.place if turn.way and culprits == short.ranks else None
-    sequences = ((rank, alignment.sequences.get(rank)) for rank in (*full.ranks, *short.ranks))
-    counts = {
-        rank: sum(call_site(r) == call_site(record) for r in (sequence.records if sequence else ()))
-        for rank, sequence in sequences
-    }
-    some = sorted((*full.ranks[:2], *short.ranks[:2]))
+    counts = []
+    for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
+        sequence = alignment.sequences.get(rank)
+        sites = map(call_site, sequence.records if sequence is not None else ())
+        counts.append(f"rank {rank}: {counted([*sites].count(call_site(record)), 'time')} there")
     return Finding(
         turn.category,
         culprits,
         cause,
         turn.remedy,
         context.victims,
-        (
-            fact(full.ranks, record),
-            *(f"rank {rank}: {counted(counts[rank], 'time')} there" for rank in some),
-            *turn.facts,
-        ),
+        (fact(full.ranks, record), *counts, *turn.facts),
         sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
     )
 
@@ -492,14 +455,7 @@ def _left_early(
     if by_exit is not None:
         return by_exit
     if all(context.destroyed(rank) for rank in short):
-        return Finding(
-            Category.MISSING_DESTROY,
-            short,
-            f"{name_ranks(short)} destroyed the group, or ended, while {waiters}",
-            LEAVE_TOGETHER,
-            context.victims,
-            (fact(ahead, record), f"{name_ranks(short)}: no process group any more"),
-        )
+        return group_destroyed(context, short, waiters, fact(ahead, record))
     return Finding(
         Category.EARLY_EXIT,
         short,
@@ -511,8 +467,8 @@ def _left_early(
     )
 
 
-# -- hang --------------------------------------------------------------------------------
-# The rule for gradients that some ranks reduce and another rank does not.
+# -- unreduced gradients ----------------------------------------------------------------
+# Gradients that some ranks reduce and another rank does not.
 
 
 def unreduced_gradients(context: Context) -> Iterator[Finding]:
@@ -523,35 +479,31 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     inside = [e for e in context.case.ranks if _is_in_a_pass(context, e)]
     if not inside:
         return
-    waiting = tuple(e.rank for e in inside)
-    reasons: dict[_Reason, dict[int, tuple[str, ...]]] = {}
+    first, waiting = inside[0], tuple(e.rank for e in inside)
+    theirs = {replica.key: replica for replica in first.parts.replicas}
+    same: dict[_Reason, dict[int, tuple[str, ...]]] = {}
     for e in context.case.ranks:
-        told = _why_not(e, inside[0]) if e.rank not in waiting else None
-        if told is not None:
-            reasons.setdefault(told[0], {})[e.rank] = told[1]
-    under = {
-        rank: (reason, lines)
-        for reason, of in reasons.items()
-        if reason.category is Category.NO_SYNC_MISUSE
-        for rank, lines in of.items()
-    }
-    others = tuple(sorted(under))
-    culprits, cause = _whose_no_sync(context, inside[0], waiting, others)
+        own = [replica for replica in e.parts.replicas if replica.key in theirs]
+        for mine in own if e.rank not in waiting else ():
+            reason = _difference(mine, theirs[mine.key])
+            if reason is not None:
+                same.setdefault(reason, {})[e.rank] = tuple(
+                    f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} "
+                    f"of them under no_sync, {c.bypasses} around it, {c.steps} steps"
+                    for rank, c in ((e.rank, mine), (first.rank, theirs[mine.key]))
+                )
+                break
+    no_sync = {reason: of for reason, of in same.items() if reason[0] is Category.NO_SYNC_MISUSE}
+    facts = {rank: lines for of in no_sync.values() for rank, lines in of.items()}
+    others = tuple(sorted(facts))
+    culprits, cause = _whose_no_sync(context, first, waiting, others)
     if culprits:
-        reason, lines = under[others[0]]
-        yield Finding(reason.category, culprits, cause, reason.remedy, waiting, lines)
+        category, _, remedy = next(iter(no_sync))
+        yield Finding(category, culprits, cause, remedy, waiting, facts[others[0]])
         return
-    for reason, of in reasons.items():
-        cause = f"{reason.cause}{in_brackets(reason.place)}"
-        facts = tuple(line for lines in of.values() for line in lines)
-        yield Finding(
-            reason.category,
-            tuple(of),
-            cause,
-            reason.remedy,
-            waiting,
-            tuple(dict.fromkeys(facts)),
-        )
+    for (category, cause, remedy), of in same.items():
+        lines = dict.fromkeys(line for lines in of.values() for line in lines)
+        yield Finding(category, tuple(of), cause, remedy, waiting, tuple(lines))
 
 
 def _whose_no_sync(
@@ -596,63 +548,39 @@ def _is_in_a_pass(context: Context, e: RankReport) -> bool:
     return any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reason:
-    """Why a rank does not reduce what others reduce, and the line of code."""
-
-    category: Category
-    cause: str
-    remedy: str
-    place: Place | None
-
-
-def _why_not(e: RankReport, other: RankReport) -> tuple[_Reason, tuple[str, ...]] | None:
-    """Why rank `e` does not reduce what `other` reduces, and the counters that tell it."""
-    others = {replica.key: replica for replica in other.parts.replicas}
-    for mine in e.parts.replicas:
-        theirs = others.get(mine.key)
-        reason = _difference(mine, theirs) if theirs is not None else None
-        if theirs is not None and reason is not None:
-            return reason, tuple(
-                f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} of "
-                f"them under no_sync, {c.bypasses} around it, {c.steps} steps"
-                for rank, c in ((e.rank, mine), (other.rank, theirs))
-            )
-    return None
+_Reason = tuple[Category, str, str]
+"""Why a rank does not reduce what others reduce: the mistake, the cause, the remedy."""
 
 
 def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
     title = mine.name or f"the DistributedDataParallel of {mine.type}"
     if mine.unready_steps and not theirs.unready_steps:
         names = some(mine.unready or ("some parameters",))
-        return _Reason(
+        return (
             Category.UNUSED_PARAMS,
             f"{names} of {title} got no gradient there, so a bucket is not reduced that the "
-            "others reduce",
+            f"others reduce{in_brackets(mine.bad_place)}",
             "Use the parameters on every rank in every step, or give DistributedDataParallel "
             "find_unused_parameters=True.",
-            mine.bad_place,
         )
     # Counters are of this moment, and a rank that is a step behind has less of everything: it is
     # late, and makes no mistake. So each story below needs that it has come as far as the other
     # rank: the backward is begun, after as many forwards, of which fewer are to be reduced.
-    reduced = mine.forwards - mine.no_sync_forwards
-    if reduced >= theirs.forwards - theirs.no_sync_forwards:
+    fewer = mine.forwards - mine.no_sync_forwards < theirs.forwards - theirs.no_sync_forwards
+    if not fewer or mine.backwards < theirs.backwards:
         return None
-    if mine.backwards < theirs.backwards:
-        return None  # it has not begun the backward in which the others are
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
-        return _Reason(
+        return (
             Category.NO_SYNC_MISUSE,
-            f"a backward of {title} runs there under no_sync, in which the other ranks reduce",
+            f"a backward of {title} runs there under no_sync, in which the other ranks "
+            f"reduce{in_brackets(mine.local_place)}",
             "Enter no_sync on all ranks in the same steps, or on none.",
-            mine.local_place,
         )
     if mine.bypasses > theirs.bypasses and mine.forwards + mine.bypasses >= theirs.forwards:
-        return _Reason(
+        return (
             Category.DDP_BYPASS,
-            f"the forward there calls the module inside {title}, and the others' call the wrapper",
+            f"the forward there calls the module inside {title}, and the others' call the "
+            f"wrapper{in_brackets(mine.bypass_place)}",
             "Call the DistributedDataParallel object itself on every rank.",
-            mine.bypass_place,
         )
     return None

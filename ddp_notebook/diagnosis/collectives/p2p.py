@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import permutations
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import named
+from ddp_notebook.diagnosis.collectives.describe import lacking, named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
-from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
+from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import Category, Collective, Finding, Ranks, by_value, name_ranks, verb
@@ -42,7 +43,15 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
         lines = frozenset(str(record.place) for record in records)
         rings.setdefault((*_why(records), lines), set()).update(ring)
     for (cause, remedy, _), ranks in rings.items():
-        yield _ring(context, tuple(sorted(ranks)), cause, remedy)
+        alike = tuple(sorted(ranks))
+        yield Finding(
+            Category.P2P_MISMATCH,
+            alike,
+            f"{cause}: {context.standing(alike)}",
+            remedy,
+            context.victims,
+            tuple(f"rank {rank}, {_message(at[rank])}" for rank in alike if rank in at),
+        )
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
@@ -68,18 +77,6 @@ def _why(records: Collection[Collective]) -> tuple[str, str]:
     return "they wait for each other", "Pair every send with a recv before both continue."
 
 
-def _ring(context: Context, ring: Ranks, cause: str, remedy: str) -> Finding:
-    records = {rank: at for rank, at in sorted(context.graph.at.items()) if rank in ring}
-    return Finding(
-        Category.P2P_MISMATCH,
-        ring,
-        f"{cause}: {context.standing(ring)}",
-        remedy,
-        context.victims,
-        tuple(f"rank {rank}, {_message(record)}" for rank, record in records.items()),
-    )
-
-
 def _tags_differ(records: Collection[Collective]) -> bool:
     """Return whether two of these ranks address each other, under different tags."""
     return any(
@@ -98,29 +95,25 @@ def _message(record: Collective) -> str:
 
 
 def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> Finding:
-    those = name_ranks(gone)
+    between = partial(wait_graph.between, context.collectives)
     lacks = "recv" if record.operation == "send" else "send"
-    # A rank that did it before has left a loop; else it left without serving its peer.
-    before = all(
-        wait_graph.between(context.collectives, peer, lacks, rank, record) for peer in gone
+    # A rank that did it before has left a loop; else it left without serving its peer. So it has
+    # where it has not received all that it was sent: a small message is taken by the system, and
+    # its sender waits only at what comes next.
+    before = all(between(peer, lacks, rank, record) for peer in gone)
+    left = not before or any(
+        len(between(rank, "send", peer, record)) > len(between(peer, "recv", rank, record))
+        for peer in gone
     )
-    left = not before or any(_owes_a_recv(context, peer, rank, record) for peer in gone)
     if left and all(context.destroyed(peer) for peer in gone):
-        return Finding(
-            Category.MISSING_DESTROY,
-            gone,
-            f"{those} destroyed the group, or ended, while rank {rank} is in {named(record)}",
-            LEAVE_TOGETHER,
-            context.victims,
-            (f"rank {rank}, {_message(record)}", f"{those}: no process group any more"),
-        )
+        waits = f"rank {rank} is in {named(record)}"
+        return group_destroyed(context, gone, waits, f"rank {rank}, {_message(record)}")
     if record.peer is None:
         return _unsent(context, record)
     return Finding(
         Category.P2P_MISMATCH,
         gone,
-        f"{verb(gone, 'has', 'have')} finished without the {lacks} that "
-        f"rank {rank} waits for in {named(record)}",
+        f"{verb(gone, 'has', 'have')} finished without {lacking(record)}",
         f"Pair every {record.operation} with a {lacks} of the same tag on its peer.",
         context.victims,
         (f"rank {rank}, {_message(record)}",),
@@ -150,16 +143,6 @@ def _unsent(context: Context, record: Collective) -> Finding:
     )
 
 
-def _owes_a_recv(context: Context, peer: int, rank: int, record: Collective) -> bool:
-    """True when `rank` has sent `peer` more than that received: it left before its time.
-
-    A small message is taken by the system, and its sender waits only at what comes next.
-    """
-    sent = wait_graph.between(context.collectives, rank, "send", peer, record)
-    received = wait_graph.between(context.collectives, peer, "recv", rank, record)
-    return len(sent) > len(received)
-
-
 def unequal_messages(context: Context) -> Iterator[Finding]:
     """A send and its recv of another dtype, or larger than what it is received into.
 
@@ -170,22 +153,14 @@ def unequal_messages(context: Context) -> Iterator[Finding]:
     for sent, received in wait_graph.pairs(context.collectives):
         unequal = sent.dtype != received.dtype or sent.numel > received.numel
         if sent.dtype and received.dtype and unequal:
-            yield _unequal(context, sent, received)
+            sends, receives = (f"{r.dtype} {list(r.shape)}" for r in (sent, received))
+            yield Finding(
+                Category.P2P_MISMATCH,
+                tuple(sorted({sent.rank, received.rank})),
+                f"rank {sent.rank} sends {sends}, rank {received.rank} receives {receives}: "
+                f"{named(sent)}; {named(received)}",
+                "Receive into a tensor of the shape and dtype that is sent.",
+                context.victims,
+                tuple(f"rank {r.rank}, {_message(r)}" for r in (sent, received)),
+            )
             return
-
-
-def _unequal(context: Context, sent: Collective, received: Collective) -> Finding:
-    ranks = tuple(sorted({sent.rank, received.rank}))
-    return Finding(
-        Category.P2P_MISMATCH,
-        ranks,
-        f"rank {sent.rank} sends {_size(sent)}, rank {received.rank} receives {_size(received)}: "
-        f"{named(sent)}; {named(received)}",
-        "Receive into a tensor of the shape and dtype that is sent.",
-        context.victims,
-        (f"rank {sent.rank}, {_message(sent)}", f"rank {received.rank}, {_message(received)}"),
-    )
-
-
-def _size(record: Collective) -> str:
-    return f"{record.dtype} {list(record.shape)}"

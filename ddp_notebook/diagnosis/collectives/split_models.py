@@ -5,7 +5,7 @@ In each, ranks hold parts that must fit together, and torch does not compare the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -49,20 +49,24 @@ def split_mismatch(context: Context) -> Iterator[Finding]:
     may be in its next forward already.
     """
     of_calls: dict[tuple[str, int, CallSite | None], dict[int, Splits]] = {}
-    records: dict[int, Collective | None] = {}
+    records: dict[int, Collective] = {}
     for report in context.case.ranks:
-        splits = report.splits
-        if splits is not None:
-            record = records[report.rank] = _record(context, report.rank, splits)
-            site = call_site(record) if record is not None else None
-            of_calls.setdefault((splits.group, splits.slot, site), {})[report.rank] = splits
+        splits, site = report.splits, None
+        if splits is None:
+            continue
+        for record in reversed(context.collectives.of.get(report.rank, ())):
+            in_place = (record.group, record.slot) == (splits.group, splits.slot)
+            if in_place and "all_to_all" in record.operation:
+                records[report.rank], site = record, call_site(record)
+                break
+        of_calls.setdefault((splits.group, splits.slot, site), {})[report.rank] = splits
     for (group, _, _), of_ranks in of_calls.items():
         members = wait_graph.members(context.case, group)
         there = _in_one_unit(of_ranks)
         wrong = _disagreements(there, members)
         if wrong:
-            record = next((records[rank] for rank in there if records[rank]), None)
-            yield _finding(context, wrong, there, members, record)
+            shown = next((records[rank] for rank in there if rank in records), None)
+            yield _finding(context, wrong, there, members, shown)
             return
 
 
@@ -98,12 +102,6 @@ def _disagreements(there: Mapping[int, Splits], members: Ranks) -> list[_Disagre
         for receiver, theirs in whole.items()
         if (sends := mine.sends[index[receiver]]) != (expects := theirs.receives[index[sender]])
     ]
-
-
-def _record(context: Context, rank: int, splits: Splits) -> Collective | None:
-    records = reversed(context.collectives.of.get(rank, ()))
-    at_slot = (r for r in records if (r.group, r.slot) == (splits.group, splits.slot))
-    return next((record for record in at_slot if "all_to_all" in record.operation), None)
 
 
 def _finding(
@@ -142,20 +140,21 @@ def _whose(
     # One number too large is as wrong as the other one is too small, so a pair alone does not tell.
     # In order: what was announced before; all expect what they send; the one that is in every pair
     # that disagrees; the one whose splits are unlike those of the rest.
-    culprits = {
-        rank
-        for disagreement in wrong
-        if (rank := _against_announced(disagreement, there, members)) is not None
-    }
-    if culprits:
+    announced = (_against_announced(disagreement, there, members) for disagreement in wrong)
+    if culprits := {rank for rank in announced if rank is not None}:
         return tuple(sorted(culprits)), ", and announced another number before"
-    if _never_exchanged(there, members):
+    all_there = len(there) == len(members)
+    # No counts were exchanged before where every rank takes its own for what it gets, and all have
+    # other ones. That two of them agree is then chance.
+    own = all(splits.sends == splits.receives and not splits.announced for splits in there.values())
+    lists = {splits.sends for splits in there.values()}
+    if own and all_there and len(lists) == len(members) and all(len(set(s)) > 1 for s in lists):
         return tuple(sorted(there)), ": every rank expects what it sends, counts of its own"
     pairs = [{disagreement.sender, disagreement.receiver} for disagreement in wrong]
     common = set.intersection(*pairs)
     if len(common) == 1:
         return tuple(common), ""
-    if len(there) > 2 and len(there) == len(members):
+    if len(there) > 2 and all_there:
         sends = minority({rank: splits.sends for rank, splits in there.items()})
         receives = minority({rank: splits.receives for rank, splits in there.items()})
         few = {rank for ranks in (sends, receives) if 2 * len(ranks) < len(there) for rank in ranks}
@@ -163,17 +162,6 @@ def _whose(
         if len(unlike) == 1:
             return tuple(unlike), ", and its splits are unlike the other ranks'"
     return tuple(sorted(there)), ""
-
-
-def _never_exchanged(there: Mapping[int, Splits], members: Ranks) -> bool:
-    """Every rank takes its own counts for what it gets, and all have other counts.
-
-    That two of them agree is then chance. No counts were exchanged before.
-    """
-    own = all(e.sends == e.receives and not e.announced for e in there.values())
-    lists = {splits.sends for splits in there.values()}
-    uneven = all(len(set(sends)) > 1 for sends in lists)
-    return own and uneven and len(there) == len(members) == len(lists)
 
 
 def _against_announced(
@@ -203,26 +191,30 @@ _MOST_NAMED = 4
 def other_wrapping(context: Context) -> Iterator[Finding]:
     """Ranks with parts of one model that gave other modules, or arguments, to fully_shard."""
     for of_rank in _models(context):
-        for what, says in _DIFFERENCES:
-            values = {rank: says(units) for rank, units in of_rank.items()}
-            if len(set(values.values())) > 1:
-                yield _wrapped(context, what, values)
-                return
-
-
-def _wrapped(context: Context, what: str, values: Mapping[int, tuple[str, ...]]) -> Finding:
-    culprits = outvoted(values)
-    sides = sorted(by_value(values), key=lambda side: len(side[0]))
-    facts = _uncommon(values)
-    said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
-    return Finding(
-        Category.SHARDING_MISMATCH,
-        culprits,
-        f"the ranks shard one model in another way, {what}: {said}",
-        "Call fully_shard on the same modules, with the same arguments, on every rank.",
-        context.victims,
-        by_ranks({rank: f"{what}: {_some(value)}" for rank, value in values.items()}),
-    )
+        sizes: dict[int, tuple[str, ...]] = {}
+        freed: dict[int, tuple[str, ...]] = {}
+        for rank, model in of_rank.items():
+            units = model.values()
+            sizes[rank] = tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units))
+            freed[rank] = tuple(f"{_name(u)} {'is' if u.reshards else 'is not'}" for u in units)
+        for what, values in (
+            ("units and their sizes", sizes),
+            ("freed after forward (reshard_after_forward)", freed),
+        ):
+            if len(set(values.values())) < 2:
+                continue
+            facts = _uncommon(values)
+            sides = sorted(by_value(values), key=lambda side: len(side[0]))
+            said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
+            yield Finding(
+                Category.SHARDING_MISMATCH,
+                outvoted(values),
+                f"the ranks shard one model in another way, {what}: {said}",
+                "Call fully_shard on the same modules, with the same arguments, on every rank.",
+                context.victims,
+                by_ranks({rank: f"{what}: {_some(value)}" for rank, value in values.items()}),
+            )
+            return
 
 
 def _some(values: tuple[str, ...] | list[str]) -> str:
@@ -234,27 +226,14 @@ def _name(unit: ShardedUnit) -> str:
     return unit.name or "the root"
 
 
-def _names(units: _Model) -> tuple[str, ...]:
-    return tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units.values()))
-
-
-def _reshards(units: _Model) -> tuple[str, ...]:
-    return tuple(f"{_name(unit)} {'is' if unit.reshards else 'is not'}" for unit in units.values())
-
-
-_DIFFERENCES = (
-    ("units and their sizes", _names),
-    ("freed after forward (reshard_after_forward)", _reshards),
-)
-
-
 def other_frozen(context: Context) -> Iterator[Finding]:
     """Ranks that train other parameters of one model: who trains none of a unit reduces nothing.
 
     Only where a rank reduces what another does not. Where all of a model is frozen on a rank, that
     may be for a while: a GAN trains its parts in turns.
     """
-    if not any(_reduces(context)):
+    here = [branch.here for d in context.divergences for branch in (d.own, d.other)]
+    if not any(record is not None and "reduce_scatter" in record.operation for record in here):
         return
     for of_rank in _models(context):
         values = {
@@ -287,37 +266,23 @@ def _uncommon(values: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
     }
 
 
-def _reduces(context: Context) -> Iterator[bool]:
-    """For each divergence, whether a side reduces gradients of sharded parameters there."""
-    for divergence in context.divergences:
-        for here in (divergence.own.here, divergence.other.here):
-            yield here is not None and "reduce_scatter" in here.operation
-
-
 def _models(context: Context) -> Iterator[dict[int, _Model]]:
     """Models that several ranks shard among each other: the units of each rank, by name.
 
     Stages of a pipeline have other modules, and other ranks.
     """
-    by_rank = {e.rank: e.parts.sharded for e in context.case.ranks if e.parts.sharded}
-    numbers = sorted({unit.model for units in by_rank.values() for unit in units})
-    ranks = tuple(e.rank for e in context.case.ranks)
-    for number in numbers:
-        of_mesh: dict[Ranks, dict[int, _Model]] = {}
-        for rank, units in by_rank.items():
-            mine = {unit.name: unit for unit in units if unit.model == number}
-            mesh = _ranks_of(list(mine.values()))
-            if mine and mesh[-1] < len(ranks):
-                of_mesh.setdefault(mesh, {})[rank] = mine
-        yield from (of_rank for of_rank in of_mesh.values() if len(of_rank) > 1)
-
-
-def _ranks_of(units: Sequence[ShardedUnit]) -> Ranks:
-    """The ranks that have parts of them: mostly one mesh for all, of many ranks."""
-    meshes = [unit.mesh for unit in units]
-    if all(mesh == meshes[0] for mesh in meshes):
-        return tuple(sorted(meshes[0])) if meshes else ()
-    return tuple(sorted({member for mesh in meshes for member in mesh}))
+    found: dict[tuple[int, Ranks], dict[int, _Model]] = {}
+    for report in context.case.ranks:
+        models: dict[int, dict[str, ShardedUnit]] = {}
+        for unit in report.parts.sharded:
+            models.setdefault(unit.model, {})[unit.name] = unit
+        for number, units in models.items():
+            meshes = {unit.mesh for unit in units.values()}  # mostly one, of many ranks
+            mesh = tuple(sorted(set().union(*meshes)))
+            if mesh and mesh[-1] < len(context.case.ranks):
+                found.setdefault((number, mesh), {})[report.rank] = units
+    in_order = sorted(found, key=lambda key: key[0])
+    yield from (found[key] for key in in_order if len(found[key]) > 1)
 
 
 # -- schedules ---------------------------------------------------------------------------
@@ -327,29 +292,41 @@ def _ranks_of(units: Sequence[ShardedUnit]) -> Ranks:
 _Pipeline = Mapping[int, PipelinePart]
 
 
+_AGREED = (
+    (
+        "num_stages",
+        "{} stages in all",
+        "Give PipelineStage the same num_stages on every rank.",
+    ),
+    (
+        "micro_batches",
+        "{} micro-batches",
+        "Give the schedule the same n_microbatches on every rank.",
+    ),
+    ("schedule", "schedule {}", "Use one schedule on every rank of the pipeline."),
+)
+"""Fields of `PipelinePart` that are the same on all ranks: how it is shown, and the remedy."""
+
+
 def other_schedules(context: Context) -> Iterator[Finding]:
     """Ranks of one pipeline that run other stages, micro-batches or schedules than it needs.
 
     torch does not compare them. Only where ranks are stuck, or one has failed.
     """
-    for pipeline in _pipelines(context):
-        finding = _wrong_stages(context, pipeline) or _other_numbers(context, pipeline)
-        if finding is not None:
-            yield finding
-            return
-
-
-def _pipelines(context: Context) -> Iterator[_Pipeline]:
-    """The ranks of each pipeline, with what each of them is in it."""
-    found: dict[tuple[Ranks, int], dict[int, PipelinePart]] = {}
-    ranks = tuple(e.rank for e in context.case.ranks)
+    pipelines: dict[tuple[Ranks, int], dict[int, PipelinePart]] = {}
     for report in context.case.ranks:
         seen: dict[Ranks, int] = {}
         for part in report.parts.pipelines:
             number = seen[part.members] = seen.get(part.members, -1) + 1
-            if part.members and max(part.members) < len(ranks):
-                found.setdefault((part.members, number), {})[report.rank] = part
-    yield from (pipeline for pipeline in found.values() if len(pipeline) > 1)
+            if part.members and max(part.members) < len(context.case.ranks):
+                pipelines.setdefault((part.members, number), {})[report.rank] = part
+    for pipeline in pipelines.values():
+        if len(pipeline) < 2:
+            continue
+        finding = _wrong_stages(context, pipeline) or _other_numbers(context, pipeline)
+        if finding is not None:
+            yield finding
+            return
 
 
 def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
@@ -361,12 +338,11 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     if not wrong or len(sizes) > 1:
         return None
     part = next(iter(wrong.values()))
-    twin = next(
-        (r for r, p in pipeline.items() if r not in wrong and set(p.stages) & set(part.stages)),
-        None,
-    )
-    also = f", which rank {twin} has too" if twin is not None else ""
-    lacks = sorted(set(range(part.num_stages)) - {s for p in pipeline.values() for s in p.stages})
+    right = sorted(pipeline.keys() - wrong.keys())
+    twins = (rank for rank in right if {*pipeline[rank].stages} & {*part.stages})
+    also = next((f", which rank {twin} has too" for twin in twins), "")
+    there = set().union(*(p.stages for p in pipeline.values()))
+    lacks = sorted(set(range(part.num_stages)) - there)
     missing = ""
     if lacks and len(pipeline) == len(part.members):
         missing = f"; no rank has {_stages(tuple(lacks))}"
@@ -388,59 +364,25 @@ def _stages(stages: tuple[int, ...]) -> str:
 
 
 def _other_numbers(context: Context, pipeline: _Pipeline) -> Finding | None:
-    numbers: list[tuple[Mapping[int, Hashable], str, str]] = [
-        (
-            {rank: part.num_stages for rank, part in pipeline.items()},
-            "{} stages in all",
-            "Give PipelineStage the same num_stages on every rank.",
-        ),
-        (
-            {rank: part.micro_batches for rank, part in pipeline.items()},
-            "{} micro-batches",
-            "Give the schedule the same n_microbatches on every rank.",
-        ),
-    ]
-    if _in_messages(context, pipeline):  # in another order the same messages may well meet
-        numbers.append(
-            (
-                {rank: part.schedule for rank, part in pipeline.items()},
-                "schedule {}",
-                "Use one schedule on every rank of the pipeline.",
-            )
-        )
-    for values, what, remedy in numbers:
-        finding = _other_value(context, pipeline, values, what, remedy)
-        if finding is not None:
-            return finding
-    return None
-
-
-def _in_messages(context: Context, pipeline: _Pipeline) -> bool:
-    """True when ranks of it wait for each other's sends and receives, forever."""
     at = context.graph.at
-    return any(
-        rank in at and at[rank].is_point_to_point
-        for rank in context.graph.stuck
-        if rank in pipeline
-    )
-
-
-def _other_value(
-    context: Context, pipeline: _Pipeline, values: Mapping[int, Hashable], what: str, remedy: str
-) -> Finding | None:
-    if len(set(values.values())) < 2:
-        return None
-    culprits = outvoted(values)
-    sides = sorted(by_value(values), key=lambda side: len(side[0]))
-    said = "; ".join(f"{name_ranks(ranks)}: {what.format(value)}" for ranks, value in sides)
-    return Finding(
-        Category.SCHEDULE_MISMATCH,
-        culprits,
-        f"the ranks of one pipeline do not agree ({said})",
-        remedy,
-        context.victims,
-        _evidence(pipeline),
-    )
+    waiting = [at[rank] for rank in context.graph.stuck if rank in pipeline and rank in at]
+    in_messages = any(record.is_point_to_point for record in waiting)
+    for name, what, remedy in _AGREED:
+        values: dict[int, Hashable] = {r: getattr(part, name) for r, part in pipeline.items()}
+        # In another order the same messages may well meet: then ranks do not wait for each other's.
+        if len(set(values.values())) < 2 or (name == "schedule" and not in_messages):
+            continue
+        sides = sorted(by_value(values), key=lambda side: len(side[0]))
+        said = "; ".join(f"{name_ranks(ranks)}: {what.format(value)}" for ranks, value in sides)
+        return Finding(
+            Category.SCHEDULE_MISMATCH,
+            outvoted(values),
+            f"the ranks of one pipeline do not agree ({said})",
+            remedy,
+            context.victims,
+            _evidence(pipeline),
+        )
+    return None
 
 
 def _evidence(pipeline: _Pipeline) -> tuple[str, ...]:

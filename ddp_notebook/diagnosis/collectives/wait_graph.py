@@ -163,7 +163,8 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
         return None
     if evidence.activity is Activity.WAITING:
         if evidence.waits_for is not None:
-            return _numbered(records, evidence.waits_for)
+            number = evidence.waits_for
+            return next((record for record in reversed(records) if record.number == number), None)
         pending = [record for record in records if not record.over]
         held_up = (record for record in pending if arrivals.missing(record))
         return next(held_up, pending[0] if pending else None)
@@ -180,13 +181,6 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
 def gave_up(evidence: RankReport) -> bool:
     """True if a rank's error only says that others did not arrive or went away."""
     return evidence.activity is Activity.FAILED and torch_errors.is_victim(evidence)
-
-
-def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None:
-    index = number - records[0].number
-    if 0 <= index < len(records) and records[index].number == number:
-        return records[index]
-    return next((record for record in records if record.number == number), None)
 
 
 def _may_come(
@@ -236,7 +230,6 @@ class _Arrivals:
         self._case = case
         self.collectives = case.collectives
         self._not_there = (Phase.HELD, Phase.REFUSED, *left)
-        self._ends: dict[tuple[int, str], int] = {}
         self._absent: dict[tuple[str, int, str], Ranks] = {}
 
     def not_in_new_group(self, rank: int) -> Ranks:
@@ -245,7 +238,11 @@ class _Arrivals:
     def missing(self, record: Collective) -> Ranks:
         """The ranks without which `record` cannot be done: absent, or at something else."""
         if record.is_point_to_point:
-            return self._partner(record)
+            if record.peer is not None:
+                return () if counterpart(self._case.collectives, record) else (record.peer,)
+            if unmatched_senders(self._case.collectives, record):  # a recv from any rank
+                return ()
+            return tuple(r for r in members(self._case, record.group) if r != record.rank)
         key = record.group, record.slot, record.operation
         if key not in self._absent:  # most ranks wait in the same one
             all_ = members(self._case, record.group)
@@ -255,26 +252,11 @@ class _Arrivals:
 
     def _came(self, rank: int, record: Collective) -> bool:
         theirs = at_slot(self._case.collectives, rank, record)
-        if theirs is None:
-            return self._end(rank, record.group) > record.slot  # older than the records
+        if theirs is None:  # never there, or older than the records
+            last = next(_latest(self._case.collectives, rank, record.group), None)
+            return last is not None and last.slot > record.slot
         issued = theirs.phase not in self._not_there
         return issued and theirs.operation == record.operation
-
-    def _end(self, rank: int, group: str) -> int:
-        key = rank, group
-        if key not in self._ends:
-            last = next(_latest(self._case.collectives, rank, group), None)
-            self._ends[key] = -1 if last is None else last.slot + 1
-        return self._ends[key]
-
-    def _partner(self, record: Collective) -> Ranks:
-        if record.peer is None:  # a recv from any rank
-            return (
-                tuple(rank for rank in members(self._case, record.group) if rank != record.rank)
-                if not unmatched_senders(self._case.collectives, record)
-                else ()
-            )
-        return () if counterpart(self._case.collectives, record) else (record.peer,)
 
 
 def members(case: Case, group: str) -> Ranks:
@@ -294,6 +276,12 @@ def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collecti
         if other.slot <= record.slot:
             return other if other.slot == record.slot else None
     return None
+
+
+def all_at_slot(collectives: Collectives, record: Collective) -> dict[int, Collective]:
+    """What each rank has in the slot and group of `record`; without ranks that have nothing."""
+    there = ((rank, at_slot(collectives, rank, record)) for rank in sorted(collectives.of))
+    return {rank: other for rank, other in there if other is not None}
 
 
 def _latest(collectives: Collectives, rank: int, group: str) -> Iterator[Collective]:
@@ -374,19 +362,16 @@ def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
 
 def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
     """The ranks that have sent this rank more, with the tag of `record`, than it has received."""
-    me = record.rank
-    return tuple(
-        rank
-        for rank in sorted(collectives.of)
-        if rank != me and _sent_more(collectives, rank, me, record)
-    )
-
-
-def _sent_more(collectives: Collectives, sender: int, receiver: int, like: Collective) -> bool:
-    sent = between(collectives, sender, "send", receiver, like)
-    # With old records dropped on either side counts say nothing. But a send that is not over yet
-    # has not been received, however many came before.
-    if collectives.first.get(sender) or collectives.first.get(receiver):
-        return any(not record.over for record in sent)
-    received = between(collectives, receiver, "recv", sender, like)
-    return len(sent) > sum(record.peer is not None for record in received)
+    found, receiver = [], record.rank
+    for sender in sorted(collectives.of.keys() - {receiver}):
+        sent = between(collectives, sender, "send", receiver, record)
+        if collectives.first.get(sender) or collectives.first.get(receiver):
+            # With old records dropped on either side counts say nothing. But a send that is not
+            # over yet has not been received, however many came before.
+            more = any(not message.over for message in sent)
+        else:
+            received = between(collectives, receiver, "recv", sender, record)
+            more = len(sent) > sum(message.peer is not None for message in received)
+        if more:
+            found.append(sender)
+    return tuple(found)

@@ -20,6 +20,7 @@ EXITS = ("exit", "_exit", "quit", "abort")
 _ENDS = (ast.Return, ast.Break, ast.Raise)
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
+_BODIES = ("body", "orelse", "finalbody")
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
@@ -70,7 +71,35 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
     chain = chain[scopes[-1] :] if scopes else chain
     for parent, child in reversed(list(pairwise(chain))):
         yield from _before(parent, child)
-        yield from _between(parent, child)
+        match parent:  # what it asks before it goes on to the child
+            case ast.If(test=test) | ast.IfExp(test=test) if child is not test:
+                shown = f"if {ast.unparse(test)}"
+                if child not in (parent.body if isinstance(parent, ast.If) else [parent.body]):
+                    yield Test(test, parent.lineno, wanted=False, shown=f"else of {shown}")
+                elif isinstance(parent, ast.If):
+                    yield Test(test, parent.lineno)  # quoted by its own line
+                else:
+                    yield Test(test, parent.lineno, shown=shown)
+            case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
+                first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
+                yes = isinstance(parent.op, ast.And)
+                shown = f"{ast.unparse(first)} {'and' if yes else 'or'} …"
+                yield Test(first, parent.lineno, yes, shown)
+            case ast.Match(subject=subject) if isinstance(child, ast.match_case):
+                asked: ast.expr = ast.Call(ast.Name("match"), [subject], [])
+                if isinstance(child.pattern, ast.MatchValue) and child.guard is None:
+                    asked = ast.Compare(subject, [ast.Eq()], [child.pattern.value])
+                shown = f"match {ast.unparse(subject)}: case {ast.unparse(child.pattern)}"
+                yield Test(asked, child.pattern.lineno, shown=shown)
+            case ast.ExceptHandler():
+                yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                for test in reversed([test for each in parent.generators for test in each.ifs]):
+                    yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
+                for decorator in parent.decorator_list:
+                    if _FOR_SOME.search(text := ast.unparse(decorator)):
+                        yield Test(decorator, decorator.lineno, shown=f"@{text}")
 
 
 def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
@@ -102,80 +131,31 @@ def last_name(func: ast.AST) -> str:
     return getattr(func, "attr", "") or getattr(func, "id", "")
 
 
-def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
-    """What `parent` asks before it goes on to `child`."""
-    match parent:
-        case ast.If() | ast.IfExp():
-            yield from _of_branch(parent, child)
-        case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
-            first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
-            yes = isinstance(parent.op, ast.And)
-            shown = f"{ast.unparse(first)} {'and' if yes else 'or'} …"
-            yield Test(first, parent.lineno, yes, shown)
-        case ast.Match() if isinstance(child, ast.match_case):
-            yield _of_case(parent, child)
-        case ast.ExceptHandler():
-            yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            for test in reversed([test for each in parent.generators for test in each.ifs]):
-                yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
-        case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
-            yield from _of_decorators(parent)
-
-
-def _of_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Test]:
-    for expression in function.decorator_list:
-        text = ast.unparse(expression)
-        if _FOR_SOME.search(text):
-            yield Test(expression, expression.lineno, shown=f"@{text}")
-
-
-def _of_branch(parent: ast.If | ast.IfExp, child: ast.AST) -> Iterator[Test]:
-    body = parent.body if isinstance(parent, ast.If) else [parent.body]
-    if child is parent.test:
-        return
-    own_line = isinstance(parent, ast.If)
-    shown = f"if {ast.unparse(parent.test)}"
-    if child in body:
-        yield Test(parent.test, parent.lineno, shown="" if own_line else shown)
-    else:
-        yield Test(parent.test, parent.lineno, wanted=False, shown=f"else of {shown}")
-
-
-def _of_case(parent: ast.Match, case: ast.match_case) -> Test:
-    pattern = case.pattern
-    shown = f"match {ast.unparse(parent.subject)}: case {ast.unparse(pattern)}"
-    test: ast.expr = ast.Call(ast.Name("match"), [parent.subject], [])
-    if isinstance(pattern, ast.MatchValue) and case.guard is None:
-        test = ast.Compare(parent.subject, [ast.Eq()], [pattern.value])
-    return Test(test, pattern.lineno, shown=shown)
-
-
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
     """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
-    for name in ("body", "orelse", "finalbody"):
+    for name in _BODIES:
         body = getattr(parent, name, None)
-        if isinstance(body, list) and child in body:
-            for other in reversed(body[: body.index(child)]):
-                # Only where the last statement leaves: then all that pass this test are gone. What
-                # may leave deeper inside has a test of its own, which does not stand before the
-                # line.
-                if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
-                    shown = f"if {ast.unparse(other.test)}: {how}"
-                    yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
-                for handler in getattr(other, "handlers", ()):
-                    # Who raises the error again has failed, which is known without the code.
-                    how = _leaves(handler.body[-1])
-                    again = isinstance(handler.body[-1], ast.Raise)
-                    if how and not again and not _catches_the_end(handler):
-                        yield _of_handler(handler, how)
-
-
-def _of_handler(handler: ast.ExceptHandler, how: str) -> Test:
-    caught = [handler.type] if handler.type is not None else []
-    test = ast.Call(ast.Name("except"), [*caught], [])
-    shown = f"{' '.join(['except', *map(ast.unparse, caught)])}: {how}"
-    return Test(test, handler.lineno, wanted=False, shown=shown, leaves=True, handles=True)
+        if not isinstance(body, list) or child not in body:
+            continue
+        for other in reversed(body[: body.index(child)]):
+            # Only where the last statement leaves: then all that pass this test are gone. What may
+            # leave deeper inside has a test of its own, which does not stand before the line.
+            if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
+                shown = f"if {ast.unparse(other.test)}: {how}"
+                yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
+            for handler in getattr(other, "handlers", ()):
+                # Who raises the error again has failed, which is known without the code.
+                how = _leaves(handler.body[-1])
+                if how not in ("", "raise") and not _catches_the_end(handler):
+                    caught = list(filter(None, [handler.type]))
+                    yield Test(
+                        ast.Call(ast.Name("except"), [*caught], []),
+                        handler.lineno,
+                        wanted=False,
+                        shown=f"{' '.join(['except', *map(ast.unparse, caught)])}: {how}",
+                        leaves=True,
+                        handles=True,
+                    )
 
 
 def _leaves(statement: ast.stmt) -> str:
@@ -190,16 +170,14 @@ def _leaves(statement: ast.stmt) -> str:
 def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.ExceptHandler | None:
     """The handler after which a loop runs `line` again; the loop ends once that has succeeded."""
     for node in ast.walk(loop):
-        if not isinstance(node, ast.Try) or not any(
-            holds(statement, line) for statement in node.body
-        ):
+        if not isinstance(node, ast.Try) or not hold(node.body, line):
             continue
         # That the loop ends once it has worked makes it a retry. Without that it is a loop over
         # batches in which an error is passed over, and each turn is meant to be made.
         after = loop.body[loop.body.index(node) + 1 :] if node in loop.body else []
         done = [*node.body, *node.orelse, *after]
         if any(isinstance(statement, (ast.Return, ast.Break)) for statement in done):
-            return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
+            return _handler_that_goes_on(node)
     return None
 
 
@@ -208,9 +186,13 @@ def passing_handler(
 ) -> ast.ExceptHandler | None:
     """The handler after which a loop takes its next turn, though `line` has raised."""
     for node in ast.walk(loop):
-        if isinstance(node, ast.Try) and any(holds(statement, line) for statement in node.body):
-            return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
+        if isinstance(node, ast.Try) and hold(node.body, line):
+            return _handler_that_goes_on(node)
     return None
+
+
+def _handler_that_goes_on(node: ast.Try) -> ast.ExceptHandler | None:
+    return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
 
 
 # -- statements --------------------------------------------------------------------------
@@ -222,24 +204,16 @@ def hold(statements: list[ast.stmt], line: int) -> bool:
     return any(holds(statement, line) for statement in statements)
 
 
-def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The lists of statements directly in a compound statement."""
-    for name in ("body", "orelse", "finalbody"):
-        inside = getattr(node, name, None)
-        if isinstance(inside, list):
-            yield inside
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-    for each in getattr(node, "cases", ()):
-        yield each.body
-
-
 def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
     """The compound statements around a line, the outermost first."""
     for statement in statements:
         if holds(statement, line):
-            bodies = [body for body in _bodies(statement) if body]
-            if bodies:
+            parts = (
+                *(statement, *getattr(statement, "handlers", ())),
+                *getattr(statement, "cases", ()),
+            )
+            bodies = [getattr(p, name, []) for p in parts for name in _BODIES]
+            if any(bodies):
                 yield statement
                 for body in bodies:
                     yield from enclosing(body, line)
@@ -270,16 +244,12 @@ def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool
                 yield node.test, node.lineno, leaves and not (inside or continues)
         elif node is loop and isinstance(node, ast.While):
             yield node.test, node.lineno, True
-        elif isinstance(node, ast.ExceptHandler) and not (
-            hold(node.body, line) or _ends_inputs(node)
-        ):
-            # Whatever it catches, the rest of the iteration may go on without what raised.
-            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
-
-
-def _ends_inputs(handler: ast.ExceptHandler) -> bool:
-    """True of ``except StopIteration: break``: what ends a loop over batches."""
-    return _catches_the_end(handler) and _leaves_loop(handler.body[-1])
+        elif isinstance(node, ast.ExceptHandler):
+            # Whatever it catches, the rest of the iteration may go on without what raised. Not with
+            # `except StopIteration: break`, by which a loop over batches ends.
+            ends = _catches_the_end(node) and _leaves_loop(node.body[-1])
+            if not ends and not hold(node.body, line):
+                yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
 
 
 def _catches_the_end(handler: ast.ExceptHandler) -> bool:
@@ -310,14 +280,9 @@ def ways_out(loop: ast.stmt) -> Iterator[tuple[ast.expr, int, bool]]:
 
 def called_after(statements: list[ast.stmt], line: int) -> set[str]:
     """The names of what is called in these statements after `line`."""
-    found = set()
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and node.lineno > line:
-                func = node.func
-                if isinstance(func, (ast.Attribute, ast.Name)):
-                    found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
-    return found
+    nodes = (node for statement in statements for node in ast.walk(statement))
+    calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno > line)
+    return {last_name(call.func) for call in calls} - {""}
 
 
 def called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from ddp_notebook.diagnosis.source_code.conditions import Test, last_name
@@ -131,17 +132,40 @@ class Names:
 
     def _on(self, test: ast.expr, rank: int, size: int, depth: int = 0) -> Any:
         """What this is on a rank. Raises ValueError where that is not known."""
-        # No code of the user's is run: only operators that cannot loop, print or grow for ever.
-        known = _rank_or_size(test, rank, size)
-        if known is not None:
-            return known
+        name = _key(test) or last_name(test)
+        if isinstance(test, ast.Call) and not (test.args or test.keywords):
+            name = last_name(test.func).removeprefix("get_")
+        if name.lower() in ("rank", "local_rank", "global_rank"):
+            return rank
+        if _names_the_size(name):
+            return size
         value = self._value_of(test)
         if isinstance(value, ast.FunctionDef):
             last = value.body[-1]
             value = last.value if len(value.body) == 1 and isinstance(last, ast.Return) else None
         if value is not None and depth < _DEEPEST:
             return self._on(value, rank, size, depth + 1)
-        return _worked_out(test, lambda node: self._on(node, rank, size, depth))
+        # No code of the user's is run: only operators that cannot loop, print or grow for ever.
+        of = partial(self._on, rank=rank, size=size, depth=depth)
+        match test:
+            case ast.Constant(value=constant):
+                return constant
+            case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
+                return tuple(map(of, parts))
+            case ast.BoolOp(op=op, values=parts):
+                return all(map(of, parts)) if isinstance(op, ast.And) else any(map(of, parts))
+            case ast.Call(func=ast.Name(id="int" | "bool"), args=[part]):
+                return int(of(part))
+            case ast.UnaryOp(op=op, operand=part) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](of(part))
+            case ast.BinOp(left=one, op=op, right=other) if type(op) in _OPERATORS:
+                first = of(one)
+                if isinstance(first, str | bytes) and isinstance(op, ast.Mod):
+                    raise ValueError("a text that is filled in may become as long as it likes")
+                return _OPERATORS[type(op)](first, of(other))
+            case ast.Compare(left=one, ops=[op], comparators=[other]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](of(one), of(other))
+        raise ValueError(ast.unparse(test))
 
 
 def _bound_in(node: ast.AST) -> Iterator[str]:
@@ -249,16 +273,6 @@ def _key(part: ast.AST) -> str:
     return ""
 
 
-def _rank_or_size(test: ast.expr, rank: int, size: int) -> int | None:
-    """The rank, or the number of ranks, if that is what is asked for."""
-    name = _key(test) or last_name(test)
-    if isinstance(test, ast.Call) and not (test.args or test.keywords):
-        name = last_name(test.func).removeprefix("get_")
-    if name.lower() in ("rank", "local_rank", "global_rank"):
-        return rank
-    return size if _names_the_size(name) else None
-
-
 _Operator = type[ast.operator] | type[ast.cmpop] | type[ast.unaryop]
 _OPERATORS: Mapping[_Operator, Callable[..., Any]] = {
     ast.Not: operator.not_,
@@ -277,28 +291,3 @@ _OPERATORS: Mapping[_Operator, Callable[..., Any]] = {
     ast.In: lambda one, many: one in many,
     ast.NotIn: lambda one, many: one not in many,
 }
-
-
-def _worked_out(test: ast.expr, of: Callable[[ast.expr], Any]) -> Any:
-    """What `test` gives when its parts give what `of` says. Raises ValueError if unknown."""
-    match test:
-        case ast.Constant(value=value):
-            return value
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-            return tuple(map(of, parts))
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(of(part) for part in parts)
-        case ast.BoolOp(values=parts):
-            return any(of(part) for part in parts)
-        case ast.Call(func=ast.Name(id="int" | "bool"), args=[part]):
-            return int(of(part))
-        case ast.UnaryOp(op=op, operand=part) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](of(part))
-        case ast.BinOp(left=one, op=op, right=other) if type(op) in _OPERATORS:
-            first = of(one)
-            if isinstance(first, str | bytes) and isinstance(op, ast.Mod):
-                raise ValueError("a text that is filled in may become as long as it likes")
-            return _OPERATORS[type(op)](first, of(other))
-        case ast.Compare(left=one, ops=[op], comparators=[other]) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](of(one), of(other))
-    raise ValueError(ast.unparse(test))

@@ -18,12 +18,19 @@ def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
     ``if rank == 1:`` without an else tells it, and ``lr=0.1 if rank == 1 else 0.2``. Of ``0.1 if
     rank == 0 else 0.2`` either may be meant. Empty where no test, or not just one, tells it.
     """
-    found = {
-        own
-        for tree in sources.known()
-        for test in _tests(tree, words)
-        if len(own := _let_by(Names(tree), test, ranks)) == 1
-    }
+    found: set[Ranks] = set()
+    size = max(ranks) + 1
+    for tree in sources.known():
+        names = Names(tree)
+        for test in _tests(tree, words):
+            asked = [test]
+            if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+                asked = test.values
+            parts = [Test(part, part.lineno) for part in asked]
+            # Of the ranks on which no part of the test is known not to hold.
+            own = tuple(r for r in ranks if all(names.lets(part, r, size) for part in parts))
+            if len(own) == 1:
+                found.add(own)
     return found.pop() if len(found) == 1 else ()
 
 
@@ -37,17 +44,6 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
     return (singled_out(sources, words, ranks) if two else ()) or ranks
 
 
-def _let_by(names: Names, test: ast.expr, ranks: Ranks) -> Ranks:
-    """The ranks on which no part of a test is known not to hold."""
-    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    size = max(ranks) + 1
-    return tuple(
-        rank
-        for rank in ranks
-        if all(names.lets(Test(part, part.lineno), rank, size) for part in parts)
-    )
-
-
 def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
     """The tests that decide on what is set or called."""
     for node in ast.walk(tree):
@@ -57,27 +53,19 @@ def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
         elif not isinstance(node, (ast.stmt, ast.withitem)) or hasattr(node, "body"):
             continue
         elif _sets([node], words):
-            yield from filter(_names_a_later_rank, _choices(node))
+            yield from _choices(node)
 
 
 def _choices(node: ast.AST) -> Iterator[ast.expr]:
-    """What chooses between two values, or is one of the two itself: ``enabled=rank == 1``."""
+    """What chooses between two values by ``== 1``, or is one of the two: ``enabled=rank == 1``."""
     for child in ast.walk(node):
         match child:
-            case ast.IfExp(test=test):
-                yield test
-            case ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
-                yield test
-
-
-def _names_a_later_rank(test: ast.expr) -> bool:
-    """True of ``== 1``: rank 0 is often asked for to tell it from all others."""
-    return any(
-        isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], ast.Eq)
-        and any(isinstance(n, ast.Constant) and n.value not in (0, "0") for n in ast.walk(node))
-        for node in ast.walk(test)
-    )
+            case ast.IfExp(test=test) | ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
+                equals = [n for n in ast.walk(test) if isinstance(n, ast.Compare)]
+                sides = [s for e in equals if isinstance(e.ops[0], ast.Eq) for s in ast.walk(e)]
+                # Not of ``== 0``: rank 0 is often asked for to tell it from all others.
+                if any(isinstance(s, ast.Constant) and s.value not in (0, "0") for s in sides):
+                    yield test
 
 
 def _sets(nodes: Iterable[ast.AST], words: Container[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -32,6 +32,7 @@ from ddp_notebook.diagnosis.source_code.conditions import (
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
@@ -92,23 +93,21 @@ class Sources:
 
     def spells(self, *records: Collective) -> bool:
         """True when the labels stand in the code, which all ranks run: they are no one's data."""
-        trees = {place.file: self.tree(place) for record in records for place in record.path}
-        nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
+        trees = self.known({place.file for record in records for place in record.path})
+        nodes = (node for tree in trees for node in ast.walk(tree))
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
         return all(record.label in texts for record in records)
 
     def ties(self, one: str, other: str) -> Place | None:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
         names = {_last_two(one), _last_two(other)}
-        return self._first_that(lambda n: isinstance(n, ast.Assign) and _last_twos(n) == names)
-
-    def _first_that(self, is_so: Callable[[ast.AST], bool]) -> Place | None:
-        """The line of the first statement or expression of which something is so."""
         for file, text in self._texts.items():
-            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
-                if is_so(node):
-                    line = int(getattr(node, "lineno", 1))
-                    return Place(file, line, "", text.splitlines()[line - 1].strip())
+            for node in [node for tree in self.known([file]) for node in ast.walk(tree)]:
+                if not isinstance(node, ast.Assign):
+                    continue
+                sides = (ast.unparse(expression) for expression in (node.targets[0], node.value))
+                if set(map(_last_two, sides)) == names:
+                    return Place(file, node.lineno, "", text.splitlines()[node.lineno - 1].strip())
         return None
 
     def condition(
@@ -136,7 +135,8 @@ class Sources:
             return None
         place, test = tests[weights.index(heaviest)]
         found = self._as_condition(place, test.test, test.line, test.shown)
-        leavers = test.leaves and found.on_rank and _has_equal(test.test)
+        equals = any(isinstance(node, ast.Eq) for node in ast.walk(test.test))
+        leavers = test.leaves and found.on_rank and equals
         return replace(found, decides=heaviest, names_leavers=leavers, handles=test.handles)
 
     def any_by_rank(self, names: Collection[str]) -> bool:
@@ -154,12 +154,9 @@ class Sources:
 
     def _with_callers(self, names: Collection[str]) -> set[str]:
         """These functions, and those of the user's that call one of them."""
-        trees = [self.tree(Place(file, 0)) for file in self._texts]
-        nodes = [node for tree in trees if tree for node in ast.walk(tree)]
         calls = {
-            node.name: {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
-            for node in nodes
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            own.name: {last_name(node.func) for node in ast.walk(own) if isinstance(node, ast.Call)}
+            for own in self._functions()
         }
         found, before = set(names), -1
         while len(found) > before:
@@ -197,9 +194,11 @@ class Sources:
         A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
         one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
         around it, what leaves it; that may be a loop around the call of its function. Where none
-        of these is there, a test of data in a function that the loop calls.
+        of these is there, a test of data in a function that the loop calls, or the `except` of a
+        loop further out that passes over an error.
         """
-        for place, condition in self._tests(record):
+        tests = self._tests(record)
+        for place, condition in tests:
             varies = self._names[place.file].varies(condition.test)
             if condition.filters and varies is Varies.BY_RANK:
                 return self._as_condition(place, condition.test, condition.line, condition.shown)
@@ -222,27 +221,19 @@ class Sources:
             innermost = False
         if innermost:
             return None
-        return self._skipped_in_calls(record) or self._passed_over(record)
-
-    def _passed_over(self, record: Collective) -> Condition | None:
-        """The `except` that passes over an error in a loop around: the innermost one has none."""
+        # Only functions below the loop: a test before it is passed once, and is the same for all
+        # turns.
+        inside = itertools.takewhile(lambda place: not self._loops(place), reversed(record.path))
+        functions = {(place.file, place.function) for place in inside}
+        for place, condition in tests:
+            here = (place.file, place.function) in functions and _asks_data(condition.test)
+            if here and self._differs(place, condition.test, set()):
+                return self._as_condition(place, condition.test, condition.line, condition.shown)
         for place in record.path:
             for loop in self._loops(place):
                 handler = passing_handler(loop, place.line)
                 if handler is not None:
                     return self._as_condition(place, ast.Constant(True), handler.lineno)
-        return None
-
-    def _skipped_in_calls(self, record: Collective) -> Condition | None:
-        """The nearest test of data before `record` in functions that its innermost loop calls."""
-        # Only functions below the loop: a test before it is passed once, and is the same for all
-        # turns.
-        inside = itertools.takewhile(lambda place: not self._loops(place), reversed(record.path))
-        functions = {(place.file, place.function) for place in inside}
-        for place, test in self._tests(record):
-            here = (place.file, place.function) in functions and _asks_data(test.test)
-            if here and self._differs(place, test.test, set()):
-                return self._as_condition(place, test.test, test.line, test.shown)
         return None
 
     def known(self, files: Collection[str] | None = None) -> list[ast.Module]:
@@ -278,13 +269,9 @@ class Sources:
 
     def _is_counted(self, place: Place, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
         """True of a loop that makes as many turns on every rank, as far as the code says."""
-        turns = loop.iter if isinstance(loop, ast.For) else None
-        if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
-            return False
-        if any(
-            self._names[place.file].varies(expression) > Varies.CONFIGURED
-            for expression in turns.args
-        ):
+        turns = _counts(loop)
+        varies = self._names[place.file].varies
+        if turns is None or any(varies(bound) > Varies.CONFIGURED for bound in turns.args):
             return False
         ways = [*ways_around(loop, place.line), *ways_out(loop)]
         return not any(self._differs(place, way[0], targets_of(loop)) for way in ways)
@@ -305,12 +292,11 @@ class Sources:
         Only of a bound that may differ between ranks: ``range(state["step"], n)``.
         """
         for place in reversed(record.path):
-            for loop in self._loops(place)[:1]:
-                turns = loop.iter if isinstance(loop, ast.For) else None
-                if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
-                    return None
-                bound = self._as_condition(place, turns, loop.lineno)
-                return bound.place if bound.varies > Varies.CONFIGURED else None
+            loop = self._loop(place)
+            if loop is not None:
+                turns = _counts(loop)
+                bound = self._as_condition(place, turns, loop.lineno) if turns is not None else None
+                return bound.place if bound and bound.varies > Varies.CONFIGURED else None
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -402,16 +388,14 @@ class Sources:
             if isinstance(node, ast.If) and node.lineno == condition.place.line:
                 inside = any(hold(node.body, line) for line in lines)
                 others = node.orelse if inside else node.body
-                own = {record.operation, record.api.rpartition(".")[2], *self._defined()}
-                own.update(called_on(tree, lines))
+                own = {function.name for function in self._functions()}
+                own |= {record.operation, record.api.rpartition(".")[2], *called_on(tree, lines)}
                 return bool(own & called_after(others, 0))
         return True
 
-    def _defined(self) -> set[str]:
-        """The names of the user's functions."""
-        trees = [self.tree(Place(file, 0)) for file in self._texts]
-        nodes = (node for tree in trees if tree for node in ast.walk(tree))
-        return {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        nodes = (node for tree in self.known() for node in ast.walk(tree))
+        return [node for node in nodes if isinstance(node, _FUNCTIONS)]
 
     def _branches(
         self, one: Collective, other: Collective
@@ -430,8 +414,13 @@ class Sources:
         self, mine: Place, theirs: Place
     ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
         """The bodies of the functions around two lines, if these are two."""
-        one, other = (self._function(place) for place in (mine, theirs))
-        return (one.body, other.body) if one and other and one is not other else None
+        one, other = (
+            next((node for node in reversed(self._around(place)) if isinstance(node, SCOPES)), None)
+            for place in (mine, theirs)
+        )
+        if one is other or not isinstance(one, _FUNCTIONS) or not isinstance(other, _FUNCTIONS):
+            return None
+        return one.body, other.body
 
     def branch_of(self, place: Place) -> str:
         """The innermost `if` around a line in its function, as text; empty without one."""
@@ -439,10 +428,6 @@ class Sources:
         test = getattr(around[-1], "test", None) if around else None
         text = ast.unparse(test) if test is not None else ""
         return f"if {text}" if text and "__name__" not in text else ""
-
-    def _function(self, place: Place) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        around = [n for n in self._around(place) if isinstance(n, SCOPES)]
-        return around[-1] if around and not isinstance(around[-1], ast.ClassDef) else None
 
     def tree(self, place: Place) -> ast.Module | None:
         """The code of the file of a line; None where it is not known, or does not parse."""
@@ -526,9 +511,10 @@ class Sources:
         return not all(name in same or name.isupper() for name in names)
 
 
-def _has_equal(test: ast.expr) -> bool:
-    comparisons = (node for node in ast.walk(test) if isinstance(node, ast.Compare))
-    return any(isinstance(op, ast.Eq) for comparison in comparisons for op in comparison.ops)
+def _counts(loop: ast.For | ast.AsyncFor | ast.While) -> ast.Call | None:
+    """The ``range(...)`` that a loop goes over."""
+    turns = loop.iter if isinstance(loop, ast.For) else None
+    return turns if isinstance(turns, ast.Call) and last_name(turns.func) == "range" else None
 
 
 def _asks_data(test: ast.expr) -> bool:
@@ -536,14 +522,15 @@ def _asks_data(test: ast.expr) -> bool:
 
     So is every how many steps something is done.
     """
-    if any(isinstance(node, ast.Mod) for node in ast.walk(test)):
+    nodes = list(ast.walk(test))
+    if any(isinstance(node, ast.Mod) for node in nodes):
         return False
-    for node in ast.walk(test):
-        if isinstance(node, ast.Call) and last_name(node.func) not in _ASK_KIND:
-            return True
-        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            return True
-    return False
+    return any(
+        not isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        if isinstance(node, ast.Compare)
+        else isinstance(node, ast.Call) and last_name(node.func) not in _ASK_KIND
+        for node in nodes
+    )
 
 
 _ASK_KIND = ("callable", "getattr", "hasattr", "isinstance", "issubclass")
@@ -555,11 +542,6 @@ def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | 
         if (mine.file, mine.line) != (theirs.file, theirs.line):
             return mine, theirs
     return None, None
-
-
-def _last_twos(node: ast.Assign) -> set[str]:
-    """The ends of both sides of ``a.b.c = d.e.f``: ``b.c`` and ``e.f``."""
-    return {_last_two(ast.unparse(expression)) for expression in (node.targets[0], node.value)}
 
 
 def _last_two(name: str) -> str:

@@ -28,7 +28,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def is_reported(tree: ast.Module, line: int) -> bool:
     """Whether a number that comes of the evaluation in `line` is printed after it."""
     scope: ast.AST = _function(tree, line) or tree
-    block = _block(scope, line)
+    # The evaluation is the innermost `with` around it, or else its loop. The loop over epochs
+    # around both has the training in it as well. Without either it is the statement itself.
+    around = [statement for statement in _statements(scope) if holds(statement, line)]
+    blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
+    withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
+    block = max(withs or blocks or around, key=lambda each: each.lineno, default=None)
     if block is None:
         return False
     # What a scope has of it: variables, and functions that return it. From there to the callers of
@@ -36,8 +41,14 @@ def is_reported(tree: ast.Module, line: int) -> bool:
     ahead = [(scope, _numbers_of(block, line), block.end_lineno or line, 0)]
     while ahead:
         scope, known, after, depth = ahead.pop()
-        known = _made_of(scope, known, after)
-        if _is_said(scope, known, after):
+        for _ in range(_DEEPEST):
+            for statement in _statements(scope):
+                value, names = _assigned(statement)
+                if value is not None and value.lineno > after and _words(value) & known:
+                    known |= names
+        calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
+        said = (call for call in calls if _called(call) in _SAYING)
+        if any(known & _words(part) for call in said for part in (*call.args, *call.keywords)):
             return True
         returned = (node for node in _own(scope) if isinstance(node, ast.Return))
         given = any(known & _words(node) for node in returned)
@@ -46,13 +57,6 @@ def is_reported(tree: ast.Module, line: int) -> bool:
                 at = getattr(call, "lineno", 1)
                 ahead.append((_function(tree, at) or tree, {f"{scope.name}()"}, at - 1, depth + 1))
     return False
-
-
-def _is_said(scope: ast.AST, known: set[str], after: int) -> bool:
-    """Whether something of what is known is printed behind a line."""
-    calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
-    said = (call for call in calls if _called(call) in _SAYING)
-    return any(known & _words(part) for call in said for part in (*call.args, *call.keywords))
 
 
 def _numbers_of(block: ast.stmt, line: int) -> set[str]:
@@ -72,17 +76,6 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
             elif of_model:
                 given |= names
     return numbers
-
-
-def _made_of(scope: ast.AST, known: set[str], after: int) -> set[str]:
-    """`known`, and what is computed of it behind a line."""
-    found = set(known)
-    for _ in range(_DEEPEST):
-        for statement in _statements(scope):
-            value, names = _assigned(statement)
-            if value is not None and value.lineno > after and _words(value) & found:
-                found.update(names)
-    return found
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
@@ -135,18 +128,6 @@ def _function(tree: ast.AST, line: int) -> _Function | None:
     return max(around, key=lambda each: each.lineno, default=None)
 
 
-def _block(scope: ast.AST, line: int) -> ast.stmt | None:
-    """The evaluation's own loop or `with`: the innermost `with` around it, or else its loop.
-
-    The loop over epochs around both has the training in it as well. Without either it is the
-    statement itself.
-    """
-    around = [statement for statement in _statements(scope) if holds(statement, line)]
-    blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
-    withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
-    return max(withs or blocks or around, key=lambda each: each.lineno, default=None)
-
-
 # -- draws -------------------------------------------------------------------------------
 # Random numbers that code draws for the samples of a batch, where a training step is made.
 
@@ -164,7 +145,14 @@ def draw_around(sources: Sources, place: Place) -> str:
     the rank itself: a loader's workers have generators of their own. Empty where there is none.
     """
     tree = sources.tree(place)
-    call = None if tree is None else _in_loop(tree, place.line) or next(_in_samples(tree), None)
+    if tree is None:
+        return ""
+    call = _in_loop(tree, place.line)
+    if call is None:
+        functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
+        samples = (node for node in functions if node.name == "__getitem__")
+        calls = (n for node in samples for n in ast.walk(node) if isinstance(n, ast.Call))
+        call = next((call for call in calls if _draws(call, in_batch=False)), None)
     return f"{Place(place.file, call.lineno)}: {ast.unparse(call)}" if call is not None else ""
 
 
@@ -181,7 +169,7 @@ def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
     while waiting:
         node, depth = waiting.pop(0)
         for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
-            if _is_per_sample(call):
+            if _draws(call, in_batch=True):
                 return call
             name = last_name(call.func)
             if name in functions and name not in seen and depth < _DEEPEST:
@@ -190,30 +178,19 @@ def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
     return None
 
 
-def _in_samples(tree: ast.Module) -> Iterator[ast.Call]:
-    for function in ast.walk(tree):
-        if isinstance(function, _FUNCTIONS) and function.name == "__getitem__":
-            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-                of, name = ast.unparse(call.func).rpartition(".")[0], last_name(call.func)
-                shaped = of == "torch" and name in _SHAPED
-                draws = shaped or name in _LIKE or (of and name in _IN_PLACE)
-                if draws and not _has_generator(call):
-                    yield call
+def _draws(call: ast.Call, *, in_batch: bool) -> bool:
+    """True of what draws numbers like a tensor, in place, or of a shape, from no generator's.
 
-
-def _is_per_sample(call: ast.Call) -> bool:
+    For a whole batch the shape is that of something: else it is not known to be of samples.
+    """
     name = last_name(call.func)
-    if _has_generator(call):
+    if any(keyword.arg == "generator" for keyword in call.keywords):
         return False
-    if name in _LIKE:
-        return True
-    if name in _IN_PLACE:
-        return isinstance(call.func, ast.Attribute)
-    return name in _SHAPED and any(_is_size(child) for arg in call.args for child in ast.walk(arg))
-
-
-def _has_generator(call: ast.Call) -> bool:
-    return any(keyword.arg == "generator" for keyword in call.keywords)
+    if name in _SHAPED and in_batch:
+        return any(_is_size(child) for arg in call.args for child in ast.walk(arg))
+    if name in _SHAPED:
+        return ast.unparse(call.func) == f"torch.{name}"
+    return name in _LIKE or (name in _IN_PLACE and isinstance(call.func, ast.Attribute))
 
 
 def _is_size(node: ast.AST) -> bool:
