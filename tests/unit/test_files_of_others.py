@@ -44,7 +44,7 @@ def at_once() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, before[1]))
-    signal.alarm(round(scaled_for_load(10)))
+    signal.alarm(round(scaled_for_load(30)))
     try:
         yield
     finally:
