@@ -52,19 +52,16 @@ class Names:
     """What the names of a file stand for, where they are bound once."""
 
     def __init__(self, tree: ast.Module | None = None) -> None:
-        nodes = list(ast.walk(tree)) if tree else []
-        bound = [(name, getattr(node, "lineno", 0)) for node in nodes for name in _bound_in(node)]
-        times = Counter(name for name, _ in bound)
-        self._values = {
-            name: value for node in nodes for name, value in _bindings(node) if times[name] == 1
-        }
         self._changes: dict[str, list[tuple[int, bool]]] = {}
         """Where a name gets a value; true where a collective gives all ranks the same one."""
-        for name, line in bound:
-            self._changes.setdefault(name, []).append((line, False))
-        for node in nodes:
-            for name in _agreed_in(node):
-                self._changes.setdefault(name, []).append((getattr(node, "lineno", 0), True))
+        values: dict[str, ast.expr | ast.FunctionDef] = {}
+        bound: Counter[str] = Counter()
+        for node in ast.walk(tree) if tree else ():
+            values.update(_bindings(node))
+            for name, agreed in _changes_in(node):
+                self._changes.setdefault(name, []).append((getattr(node, "lineno", 0), agreed))
+                bound[name] += not agreed
+        self._values = {name: value for name, value in values.items() if bound[name] == 1}
 
     def varies(self, test: ast.AST, depth: int = 0) -> Varies:
         """How likely this differs between ranks."""
@@ -81,7 +78,10 @@ class Names:
         return found
 
     def _of_part(self, part: ast.AST, depth: int) -> Varies:
-        if _is_shared(part) or self._is_agreed(part):
+        # What a collective of all ranks gave its value, in a line before, is the same on all.
+        line = getattr(part, "lineno", 0)
+        before = [change for change in self._changes.get(_root(part), ()) if change[0] < line]
+        if _is_shared(part) or (before and max(before)[1]):
             return Varies.NEVER
         value = self._value_of(part)
         if value is None or depth > _DEEPEST:
@@ -92,12 +92,6 @@ class Names:
         if None in asked:
             return Varies.LOCAL
         return max((self.varies(test, depth + 1) for test in asked if test), default=Varies.NEVER)
-
-    def _is_agreed(self, part: ast.AST) -> bool:
-        """True of what a collective of all ranks gave its value, in a line before."""
-        line = getattr(part, "lineno", 0)
-        before = [change for change in self._changes.get(_root(part), ()) if change[0] < line]
-        return bool(before) and max(before)[1]
 
     def _value_of(self, part: ast.AST) -> ast.expr | ast.FunctionDef | None:
         """What a name stands for, or the function that a call without arguments calls."""
@@ -168,23 +162,22 @@ class Names:
         raise ValueError(ast.unparse(test))
 
 
-def _bound_in(node: ast.AST) -> Iterator[str]:
-    """The names that get a value here, whatever it is."""
-    if isinstance(node, ast.Name):
-        if isinstance(node.ctx, ast.Store):
-            yield node.id
-    else:
-        names = (getattr(node, field, None) for field in ("arg", "asname", "name"))
-        yield from (name for name in names if isinstance(name, str))
+def _changes_in(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the names that get a value here, whatever it is.
 
-
-def _agreed_in(node: ast.AST) -> Iterator[str]:
-    """The name that a collective of the default group gives the same value on all ranks here."""
+    True for the name that a collective of the default group gives the same value on all ranks.
+    """
     match node:
+        case ast.Name(id=name):
+            if isinstance(node.ctx, ast.Store):
+                yield name, False
         case ast.Call(func=func, args=[first, *rest]) if last_name(func) in _AGREEING:
             named = any(keyword.arg == "group" for keyword in node.keywords)
             if len(rest) < 2 and not named and (name := _root(first)):
-                yield name
+                yield name, True
+        case _:
+            names = (getattr(node, field, None) for field in ("arg", "asname", "name"))
+            yield from ((name, False) for name in names if isinstance(name, str))
 
 
 def _root(part: ast.AST) -> str:

@@ -8,7 +8,8 @@ function around it, or where that function was called.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 from ddp_notebook.diagnosis.source_code.sources import Sources
@@ -135,6 +136,8 @@ def _function(tree: ast.AST, line: int) -> _Function | None:
 _LIKE = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli"})
 _SHAPED = frozenset({"rand", "randn", "randint", "normal"})
 _IN_PLACE = frozenset({"normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
+_SIZE = re.compile(r"\b(len|size)\(|\.shape\b")
+"""The size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -147,35 +150,28 @@ def draw_around(sources: Sources, place: Place) -> str:
     tree = sources.tree(place)
     if tree is None:
         return ""
-    call = _in_loop(tree, place.line)
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    scopes = (node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
+    around = [node for node in scopes if holds(node, place.line)]
+    innermost = max(around, key=lambda node: node.lineno, default=None)
+    # The innermost loop or function around the line, and the functions that it calls, level by
+    # level.
+    level = _calls([innermost] if innermost is not None else [])
+    calls = list(level)
+    by_name = {function.name: function for function in functions}
+    for _ in range(_DEEPEST):
+        names = dict.fromkeys(last_name(call.func) for call in level)
+        level = _calls(by_name.pop(name) for name in names if name in by_name)
+        calls += level
+    call = next((call for call in calls if _draws(call, in_batch=True)), None)
     if call is None:
-        functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
-        samples = (node for node in functions if node.name == "__getitem__")
-        calls = (n for node in samples for n in ast.walk(node) if isinstance(n, ast.Call))
-        call = next((call for call in calls if _draws(call, in_batch=False)), None)
+        samples = _calls(node for node in functions if node.name == "__getitem__")
+        call = next((call for call in samples if _draws(call, in_batch=False)), None)
     return f"{Place(place.file, call.lineno)}: {ast.unparse(call)}" if call is not None else ""
 
 
-def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)}
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and holds(node, line)
-    ]
-    scope = max(around, key=lambda node: node.lineno, default=None)
-    seen: set[str] = set()
-    waiting: list[tuple[ast.AST, int]] = [(scope, 0)] if scope is not None else []
-    while waiting:
-        node, depth = waiting.pop(0)
-        for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
-            if _draws(call, in_batch=True):
-                return call
-            name = last_name(call.func)
-            if name in functions and name not in seen and depth < _DEEPEST:
-                seen.add(name)
-                waiting.append((functions[name], depth + 1))
-    return None
+def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [child for node in nodes for child in ast.walk(node) if isinstance(child, ast.Call)]
 
 
 def _draws(call: ast.Call, *, in_batch: bool) -> bool:
@@ -187,14 +183,7 @@ def _draws(call: ast.Call, *, in_batch: bool) -> bool:
     if any(keyword.arg == "generator" for keyword in call.keywords):
         return False
     if name in _SHAPED and in_batch:
-        return any(_is_size(child) for arg in call.args for child in ast.walk(arg))
+        return any(_SIZE.search(ast.unparse(argument)) for argument in call.args)
     if name in _SHAPED:
         return ast.unparse(call.func) == f"torch.{name}"
     return name in _LIKE or (name in _IN_PLACE and isinstance(call.func, ast.Attribute))
-
-
-def _is_size(node: ast.AST) -> bool:
-    """True of the size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
-    if isinstance(node, ast.Call):
-        return last_name(node.func) in ("len", "size")
-    return isinstance(node, ast.Attribute) and node.attr == "shape"
