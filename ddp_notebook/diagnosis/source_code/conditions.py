@@ -64,7 +64,17 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
     """
     # One line may hold several calls, each behind a test of its own, such as `a() if x else b()`:
     # so the way leads to the call of that name, and only without one to the statement.
-    chain = _chain(tree, line, called)
+    chain: list[ast.AST] = [tree]
+    ahead = [chain]
+    while ahead:
+        way = ahead.pop()
+        if isinstance(call := way[-1], ast.Call) and last_name(call.func) == called:
+            chain = way
+            break
+        if isinstance(way[-1], _STATEMENTS):
+            chain = max(chain, way, key=len)
+        below = [child for child in ast.iter_child_nodes(way[-1]) if holds(child, line)]
+        ahead += [[*way, child] for child in reversed(below)]
     if function == "<lambda>" and not any(isinstance(node, ast.Lambda) for node in chain):
         return  # what it calls has another name there, such as that of a property
     scopes = [index for index, node in enumerate(chain) if isinstance(node, _SCOPES)]
@@ -100,22 +110,6 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
                 for decorator in parent.decorator_list:
                     if _FOR_SOME.search(text := ast.unparse(decorator)):
                         yield Test(decorator, decorator.lineno, shown=f"@{text}")
-
-
-def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
-    """The nodes from the module down to the call in this line; without one, to the statement."""
-    best: list[ast.AST] = [tree]
-    ahead: list[list[ast.AST]] = [[tree]]
-    while ahead:
-        chain = ahead.pop()
-        node = chain[-1]
-        if isinstance(node, ast.Call) and last_name(node.func) == called:
-            return chain
-        if isinstance(node, _STATEMENTS):
-            best = max(best, chain, key=len)
-        below = [child for child in ast.iter_child_nodes(node) if holds(child, line)]
-        ahead += [[*chain, child] for child in reversed(below)]
-    return best
 
 
 def holds(node: ast.AST, line: int) -> bool:
