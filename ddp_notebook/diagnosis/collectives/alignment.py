@@ -1,7 +1,7 @@
-"""Collectives of each rank as sequences, compared: which ranks deviate, and where.
+"""Compare the collectives of the ranks, as sequences, and find where a rank deviates.
 
-A slot is a collective's sequence number in its group. Slots say what met; the lines of code say
-what was meant to meet. A rank with one collective too many, or too few, is out of step from
+A slot is a collective's sequence number in its group. Slots say which calls met; the lines of
+code say which were meant to meet. A rank with one collective too many, or too few, is out of step from
 there to the end, though each slot may look right by itself. So the sequences are compared as a
 whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other, and to see that
 costs one number per record.

@@ -48,7 +48,7 @@ def named(record: Collective) -> str:
 
 
 def lacking(record: Collective) -> str:
-    """What the rank of `record` waits for: the others' call of it, or its counterpart."""
+    """Name what the rank of `record` waits for: the others' call of it, or its counterpart."""
     if not record.is_point_to_point:
         return named(record)
     counterpart = "recv" if record.operation == "send" else "send"
@@ -68,7 +68,7 @@ def fact(ranks: Ranks, record: Collective) -> str:
 
 
 def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None) -> Side:
-    """What these ranks called, shown beside the other branch; None if they called nothing more.
+    """Show what these ranks called beside the other branch; None if they called nothing more.
 
     `parts_at` is the condition that made them do so, if it is known.
     """

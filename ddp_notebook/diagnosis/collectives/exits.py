@@ -232,7 +232,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
 
 
 _NO_ERRORS = (MISMATCH, "StopIteration", "StopAsyncIteration")
-"""The end of a loop is none either."""
+"""Types that do not count as errors: refused calls, and the end of a loop."""
 
 
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:

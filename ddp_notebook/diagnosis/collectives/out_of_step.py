@@ -125,7 +125,7 @@ def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]
 def _in_each_group(
     context: Context, divergences: list[Divergence]
 ) -> list[tuple[Divergence, Classified]]:
-    """What each divergence is; the same one in several groups of one name (dp) is one."""
+    """Classify each divergence; the same one in several groups of one name (dp) is one."""
     found: dict[object, tuple[Divergence, Classified]] = {}
     for divergence in sorted(divergences, key=lambda d: d.issued):
         classified = classify(divergence, context.sources)
@@ -511,7 +511,7 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
 def _whose_no_sync(
     context: Context, e: RankReport, waiting: Ranks, under: Ranks
 ) -> tuple[Ranks, str]:
-    """The culprits, and the cause, where not simply those `under` no_sync are wrong; else nobody.
+    """Return culprits and cause where not simply those `under` no_sync are wrong; else no rank.
 
     Where most ranks are under it, those that wait reduce in other steps than most. As many ranks
     on both sides leave it open, unless the code, or a step made with gradients of no_sync, tells.

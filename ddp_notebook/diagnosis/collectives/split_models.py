@@ -34,7 +34,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class _Disagreement:
-    """What `sender` sends to `receiver`, and what that expects; both ranks of the session."""
+    """The numbers that `sender` sends and `receiver` expects; both are ranks of the session."""
 
     sender: int
     receiver: int

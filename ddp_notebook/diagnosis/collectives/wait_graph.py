@@ -259,7 +259,7 @@ def members(case: Case, group: str) -> Ranks:
 
 
 def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collective | None:
-    """What `rank` has in the slot and group of `record`."""
+    """Return the collective of `rank` in the slot and group of `record`."""
     for other in _latest(collectives, rank, record.group):
         if other.slot <= record.slot:
             return other if other.slot == record.slot else None
@@ -267,7 +267,7 @@ def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collecti
 
 
 def all_at_slot(collectives: Collectives, record: Collective) -> dict[int, Collective]:
-    """What each rank has in the slot and group of `record`; without ranks that have nothing."""
+    """Return the collectives in the slot and group of `record`, by the ranks that have one."""
     there = ((rank, at_slot(collectives, rank, record)) for rank in sorted(collectives.of))
     return {rank: other for rank, other in there if other is not None}
 
@@ -310,7 +310,7 @@ _OPPOSITE = {"send": "recv", "recv": "send"}
 def between(
     collectives: Collectives, rank: int, operation: str, peer: int, like: Collective
 ) -> list[Collective]:
-    """What `rank` sends to, or receives from, `peer` with the tag and group of `like`."""
+    """Return the messages of `rank` to or from `peer` with the tag and group of `like`."""
     return [
         record
         for record in collectives.of.get(rank, ())

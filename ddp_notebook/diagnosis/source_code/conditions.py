@@ -1,4 +1,4 @@
-"""What the code does around a line: tests on the way to it, loops that go without it or end.
+"""The code around a line: tests on the way to it, loops that go without it or end.
 
 The tests that decide whether a line is reached come nearest first.
 """
@@ -56,7 +56,7 @@ def shallow(tree: ast.Module) -> ast.Module:
 
 
 def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -> Iterator[Test]:
-    """What must hold for the call of `called` in `line` to be reached, the nearest first.
+    """Yield the tests on the way to the call of `called` in `line`, the nearest first.
 
     Within the function that the line is in: what stands around it, in an expression too, and
     what leads out of the function or the loop before. In a lambda, what stands around that is
@@ -126,7 +126,7 @@ def last_name(func: ast.AST) -> str:
 
 
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
-    """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
+    """Yield the ways out of a list before `child`: ``if rank != 0: return``, an `except`."""
     for name in _BODIES:
         body = getattr(parent, name, None)
         if not isinstance(body, list) or child not in body:

@@ -1,4 +1,4 @@
-"""The rank that code treats in a way of its own: where two ranks differ, who has strayed."""
+"""The rank that code treats in a way of its own: where two ranks differ, which one diverges."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
 
 
 def _choices(node: ast.AST) -> Iterator[ast.expr]:
-    """What chooses between two values by ``== 1``, or is one of the two: ``enabled=rank == 1``."""
+    """Yield tests that choose a value by ``== 1``, or are the value: ``enabled=rank == 1``."""
     for child in ast.walk(node):
         match child:
             case ast.IfExp(test=test) | ast.keyword(value=ast.Compare() | ast.BoolOp() as test):

@@ -39,14 +39,14 @@ _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What decides whether a line is reached: the line of the test, its text, how it is quoted."""
+    """A test that decides whether a line is reached: its line, its text, how it is quoted."""
 
     place: Place
     test: str
     quoted: str = ""
     varies: Varies = Varies.LOCAL
     leaves: bool = False
-    """Of a way around a line in a loop: it leaves the loop for good."""
+    """True for a way around a line that leaves the loop for good."""
     decides: Varies = Varies.LOCAL
     """How likely it is why just these ranks came and the others did not."""
     names_leavers: bool = False
@@ -117,7 +117,7 @@ class Sources:
         reached: Ranks = (),
         others: Ranks = (),
     ) -> Condition | None:
-        """What had only some ranks reach `record`: the nearest test that can differ by rank.
+        """Return the nearest test that can differ by rank, so that only some reached `record`.
 
         Tests around a line count, and those before it that leave the function or the loop. Not
         those that `there`, where the other ranks are, has passed too. A test of the rank is

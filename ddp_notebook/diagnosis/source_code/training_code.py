@@ -1,4 +1,4 @@
-"""What the code of a training prints and draws: results of an evaluation, random numbers.
+"""The code of a training, searched for printed results of an evaluation, and random numbers.
 
 That one rank printed something after an evaluation proves nothing. So the print must be of a
 number that was counted up, or taken out of a tensor, in the evaluation itself: there, in the
@@ -27,7 +27,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_reported(tree: ast.Module, line: int) -> bool:
-    """Whether a number that comes of the evaluation in `line` is printed after it."""
+    """Return whether a number from the evaluation in `line` is printed after it."""
     scope: ast.AST = _function(tree, line) or tree
     # The evaluation is the innermost `with` around it, or else its loop. The loop over epochs
     # around both has the training in it as well. Without either it is the statement itself.
@@ -80,7 +80,7 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
-    """What a statement gives to which variables; also what it appends to a list."""
+    """Return the value that a statement sets, or appends to a list, and its variables."""
     match statement:
         case ast.Assign(targets=targets, value=value):
             return value, {name for target in targets for name in _words(target)}
@@ -112,7 +112,7 @@ def _called(node: ast.AST) -> str:
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a scope, and in no function inside it."""
+    """Yield the nodes of a scope that are in no function inside it."""
     for child in ast.iter_child_nodes(scope):
         if not isinstance(child, (*_FUNCTIONS, ast.Lambda)):
             yield child
@@ -145,7 +145,7 @@ def draw_around(sources: Sources, place: Place) -> str:
     """Return the call that draws numbers for the batch, with its line: ``a.py:3: rand_like(x)``.
 
     In the loop around `place` or a function of it, or else where a data set makes one sample on
-    the rank itself: a loader's workers have generators of their own. Empty where there is none.
+    the rank itself: a loader's workers have generators of their own. Empty without such a call.
     """
     tree = sources.tree(place)
     if tree is None:
