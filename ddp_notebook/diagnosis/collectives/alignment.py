@@ -1,10 +1,10 @@
 """Compare the collectives of the ranks, as sequences, and find where a rank deviates.
 
 A slot is a collective's sequence number in its group. Slots say which calls met; the lines of
-code say which were meant to meet. A rank with one collective too many, or too few, is out of step from
-there to the end, though each slot may look right by itself. So the sequences are compared as a
-whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other, and to see that
-costs one number per record.
+code say which were meant to meet. A rank with one collective too many, or too few, is out of
+step from there to the end, though each slot may look right by itself. So the sequences are
+compared as a whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other,
+and to see that costs one number per record.
 """
 
 from __future__ import annotations

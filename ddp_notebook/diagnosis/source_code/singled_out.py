@@ -70,20 +70,21 @@ def _choices(node: ast.AST) -> Iterator[ast.expr]:
 
 def _sets(nodes: Iterable[ast.AST], words: Container[str]) -> bool:
     """True where something of such a name gets a value, is an argument, or is called."""
-    for child in (child for node in nodes for child in ast.walk(node)):
-        match child:
-            case ast.Assign(targets=targets):
-                names = [*map(_target, targets)]
-            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-                names = [_target(target)]
-            case ast.keyword(arg=str(name)):
-                names = [name]
-            case ast.Call(func=func):
-                names = [last_name(func)]
-            case _:
-                continue
-        if any(name in words for name in names):
-            return True
+    for node in nodes:
+        for child in ast.walk(node):
+            match child:
+                case ast.Assign(targets=targets):
+                    names = [*map(_target, targets)]
+                case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                    names = [_target(target)]
+                case ast.keyword(arg=str(name)):
+                    names = [name]
+                case ast.Call(func=func):
+                    names = [last_name(func)]
+                case _:
+                    continue
+            if any(name in words for name in names):
+                return True
     return False
 
 
