@@ -1,10 +1,10 @@
-"""Collectives of each rank as sequences, compared: which ranks deviate, and where.
+"""Compare the collectives of the ranks, as sequences, and find where a rank deviates.
 
-A slot is a collective's sequence number in its group. Slots say what met; the lines of code say
-what was meant to meet. A rank with one collective too many, or too few, is out of step from
-there to the end, though each slot may look right by itself. So the sequences are compared as a
-whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other, and to see that
-costs one number per record.
+A slot is a collective's sequence number in its group. Slots say which calls met; the lines of
+code say which were meant to meet. A rank with one collective too many, or too few, is out of
+step from there to the end, though each slot may look right by itself. So the sequences are
+compared as a whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other,
+and to see that costs one number per record.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ddp_notebook.model import Collective, Collectives, Part, Phase, Ranks
 
 CallSite: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """The operation and the lines of code that lead to it, without shapes and labels."""
+
+_Keys: TypeAlias = tuple[int, ...]
 
 MOST_EDITS = 40
 """Lists that differ in more places are not compared further."""
@@ -131,16 +133,22 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
         for record in records:
             if record.operation not in ("send", "recv"):
                 lists.setdefault(record.group, {}).setdefault(rank, []).append(record)
-    return {
-        group: align(
-            group,
-            {
-                rank: numbering.sequence(rank, records)
-                for rank, records in _one_of_refused(of_ranks).items()
-            },
-        )
-        for group, of_ranks in lists.items()
-    }
+    alignments = {}
+    for group, of in lists.items():
+        # A refused collective takes no slot: the rank's next call has the same number. So of one
+        # slot a rank may have two records, and a sequence has room for one. Which of them counts
+        # depends on how it went on. If every rank called again, and that was accepted, the later
+        # records are what met. If the last record of some rank in the slot is still the refusal,
+        # nothing met there at all, and what each rank called first shows how they differ.
+        refused = {r.slot for records in of.values() for r in records if r.phase is Phase.REFUSED}
+        last = [{r.slot: r for r in records} for records in of.values()] if refused else []
+        open_ = {s for s in refused for e in last if s in e and e[s].phase is Phase.REFUSED}
+        for rank, issued in of.items() if open_ else ():
+            first = {r.slot: r for r in reversed(issued)}
+            of[rank] = [r for r in issued if r.slot not in open_ or r is first[r.slot]]
+        sequences = {rank: numbering.sequence(rank, issued) for rank, issued in of.items()}
+        alignments[group] = align(group, sequences)
+    return alignments
 
 
 def align_programs(collectives: Collectives) -> Alignment:
@@ -169,81 +177,31 @@ def align_programs(collectives: Collectives) -> Alignment:
     return align("", sequences)
 
 
-def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Collective]]:
-    """The records with one in each slot, also of ranks that were refused one and called again.
-
-    Where all ranks continued, what they issued last is what met. Where a rank did not, it is
-    what they called first: the rest follows from that.
-    """
-    # A refused collective takes no slot: the rank's next call has the same number. So of one slot a
-    # rank may have two records, and a sequence has room for one. Which of them counts depends on
-    # how it went on. If every rank called again, and that was accepted, the later records are what
-    # met. If the last record of some rank in the slot is still the refusal, nothing met there at
-    # all, and what each rank called first shows how they differ.
-    refused = {r.slot for records in of.values() for r in records if r.phase is Phase.REFUSED}
-    if not refused:
-        return of
-    last = [{r.slot: r for r in records} for records in of.values()]
-    open_ = {s for s in refused for each in last if s in each and each[s].phase is Phase.REFUSED}
-    found = {}
-    for rank, records in of.items():
-        first = {r.slot: r for r in reversed(records)}
-        found[rank] = [r for r in records if r.slot not in open_ or r is first[r.slot]]
-    return found
-
-
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
     """Find the ranks that diverge from the majority, slot by slot from the oldest common one."""
     # Logs are rings, so a rank that has called more has dropped more. Where one sequence has no
     # records, equality of the others says nothing: only the part that all still have is compared.
     start = max((sequence.first for sequence in sequences.values()), default=0)
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    ranks_of: dict[_Keys, list[int]] = {}
     for rank in sorted(sequences):
         sequence = sequences[rank]
         ranks_of.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
-    agreeing, outvoted = _vote(ranks_of)
-    if not outvoted:
-        return Alignment(group, sequences, ())
-    reference = _from(sequences[ranks_of[max(agreeing, key=len)][0]], start)
-    others = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
-    deviations = []
-    for keys, sure in outvoted:
-        ranks = tuple(ranks_of[keys])
-        own = _from(sequences[ranks[0]], start)
-        deviations.append(Deviation(ranks, others, own, reference, sure))
-    return Alignment(group, sequences, tuple(deviations))
-
-
-def _from(sequence: RankSequence, slot: int) -> RankSequence:
-    skip = max(0, slot - sequence.first)
-    if not skip:
-        return sequence
-    return RankSequence(sequence.rank, slot, sequence.records[skip:], sequence.keys[skip:])
-
-
-def _vote(
-    ranks_of: Mapping[tuple[int, ...], Sequence[int]],
-) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], bool]]]:
-    """The lists that agree with each other, and those that differ, with whether they are outvoted.
-
-    At the first slot where lists differ each rank that got there has a vote. Where two sets of
-    ranks are the largest, that of the lowest rank stays, for want of a better one.
-    """
-    # Not one vote over whole sequences: a rank that only is behind would differ from all that are
-    # ahead, and two ranks that strayed at different slots would split the majority. So the walk
-    # goes from slot to slot. Where the sequences that are left differ, only ranks that got there
-    # vote; those that chose otherwise leave the walk, and all that follows in them is a
-    # consequence. What is left at the end are sequences of which each begins the longest one.
-    # A tie is kept as a tie (`sure` is false): the lowest rank's side goes on as the reference,
-    # which says nothing about who is right.
+    # At the first slot where lists differ each rank that got there has a vote. Not one vote over
+    # whole sequences: a rank that only is behind would differ from all that are ahead, and two
+    # ranks that strayed at different slots would split the majority. So the walk goes from slot to
+    # slot. Where the sequences that are left differ, only ranks that got there vote; those that
+    # chose otherwise leave the walk, and all that follows in them is a consequence. What is left at
+    # the end are sequences of which each begins the longest one. A tie is kept as a tie (`sure` is
+    # false): the lowest rank's side goes on as the reference, for want of a better one, which says
+    # nothing about who is right.
     alive = sorted(ranks_of, key=lambda keys: ranks_of[keys][0])
-    parted: list[tuple[tuple[int, ...], bool]] = []
+    parted: list[tuple[_Keys, bool]] = []
     while alive:
         longest = max(alive, key=len)
         common = {keys: _common(keys, longest) for keys in alive}
         slot = min((each for keys, each in common.items() if each < len(keys)), default=None)
         if slot is None:
-            return alive, parted
+            break
         votes: dict[int, int] = {}
         for keys in alive:
             if len(keys) > slot:
@@ -256,7 +214,23 @@ def _vote(
             if len(keys) > slot and keys[slot] != chosen
         )
         alive = [keys for keys in alive if len(keys) <= slot or keys[slot] == chosen]
-    return alive, parted
+    if not parted:
+        return Alignment(group, sequences, ())
+    reference = _from(sequences[ranks_of[max(alive, key=len)][0]], start)
+    others = tuple(sorted(rank for keys in alive for rank in ranks_of[keys]))
+    deviations = []
+    for keys, sure in parted:
+        ranks = tuple(ranks_of[keys])
+        own = _from(sequences[ranks[0]], start)
+        deviations.append(Deviation(ranks, others, own, reference, sure))
+    return Alignment(group, sequences, tuple(deviations))
+
+
+def _from(sequence: RankSequence, slot: int) -> RankSequence:
+    skip = max(0, slot - sequence.first)
+    if not skip:
+        return sequence
+    return RankSequence(sequence.rank, slot, sequence.records[skip:], sequence.keys[skip:])
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -48,7 +48,7 @@ def named(record: Collective) -> str:
 
 
 def lacking(record: Collective) -> str:
-    """What the rank of `record` waits for: the others' call of it, or its counterpart."""
+    """Name what the rank of `record` waits for: the others' call of it, or its counterpart."""
     if not record.is_point_to_point:
         return named(record)
     counterpart = "recv" if record.operation == "send" else "send"
@@ -68,7 +68,7 @@ def fact(ranks: Ranks, record: Collective) -> str:
 
 
 def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None) -> Side:
-    """What these ranks called, shown beside the other branch; None if they called nothing more.
+    """Show what these ranks called beside the other branch; None if they called nothing more.
 
     `parts_at` is the condition that made them do so, if it is known.
     """
@@ -100,38 +100,35 @@ def standing(
     """
     places: dict[tuple[str, str, str], list[int]] = {}
     for rank in ranks:
-        record = at.get(rank)
-        place = ("is", "are", f"in {named(record)}") if record else _doing(reports[rank], run)
+        record, report = at.get(rank), reports[rank]
+        line = f" at {report.path[-1]}" if report.path else ""
+        match report.activity:
+            case _ if record is not None:
+                place = "is", "are", f"in {named(record)}"
+            case Activity.WAITING if report.awaits.key:
+                place = "waits", "wait", f"for the store's key {report.awaits.key!r}{line}"
+            case Activity.WAITING:
+                place = "waits", "wait", f"in {report.inside}"
+            case Activity.BUSY if report.awaits.workers:
+                place = "waits", "wait", f"for a batch{line}"
+            case Activity.BUSY:
+                place = "is", "are", f"busy{line}"
+            case Activity.IDLE if report.run == run:
+                place = "has", "have", "finished"
+            case Activity.IDLE:
+                place = "runs", "run", "nothing"
+            case Activity.DEAD:
+                place = "has", "have", "ended"
+            case Activity.FAILED:
+                place = "has", "have", "failed"
+            case Activity.HELD:
+                place = "is", "are", "paused"
+            case Activity.SILENT:
+                place = "does", "do", "not answer"
         places.setdefault(place, []).append(rank)
     return "; ".join(
         f"{verb(tuple(those), one, many)} {where}" for (one, many, where), those in places.items()
     )
-
-
-def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
-    """What a rank outside of any collective does: singular verb, plural verb, the rest."""
-    line = f" at {report.path[-1]}" if report.path else ""
-    match report.activity:
-        case Activity.WAITING if report.awaits.key:
-            return "waits", "wait", f"for the store's key {report.awaits.key!r}{line}"
-        case Activity.WAITING:
-            return "waits", "wait", f"in {report.inside}"
-        case Activity.BUSY if report.awaits.workers:
-            return "waits", "wait", f"for a batch{line}"
-        case Activity.BUSY:
-            return "is", "are", f"busy{line}"
-        case Activity.IDLE if report.run == run:
-            return "has", "have", "finished"
-        case Activity.IDLE:
-            return "runs", "run", "nothing"
-        case Activity.DEAD:
-            return "has", "have", "ended"
-        case Activity.FAILED:
-            return "has", "have", "failed"
-        case Activity.HELD:
-            return "is", "are", "paused"
-        case Activity.SILENT:
-            return "does", "do", "not answer"
 
 
 def with_purposes(case: Case) -> Case:

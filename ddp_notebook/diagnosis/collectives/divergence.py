@@ -191,7 +191,7 @@ def divergences(alignment: Alignment) -> Iterator[Divergence]:
 
 
 class Kind(Enum):
-    """What kind of mistake a divergence is."""
+    """The kinds of mistakes that a divergence can be."""
 
     ANOTHER_ORDER = "the same collectives in another order"
     MISMATCH = "one collective with contents that do not match"
@@ -475,7 +475,7 @@ def _buckets(
 def missing_from(
     full: Branch, short: Branch, records: tuple[Collective, ...] = ()
 ) -> MissingBuckets | None:
-    """What the short branch lacks of a backward pass, from its end or the fault on.
+    """Return which buckets of a backward pass the short branch lacks, from its end or the fault.
 
     `records` are those that the full branch has more, all to its end by default.
     """
@@ -547,7 +547,7 @@ def _behind_the_loop(
     """True if `record` follows the loop of `there`, and is not conditional on the rank.
 
     Not where all ranks had left that loop, as `last`, which all have called, shows: then those at
-    `there` have passed the place of `record` without calling it, and are in the loop once more.
+    `there` have passed the place of `record` without calling it, and are in the loop again.
     """
     # A test of the rank on the way to one of the two lines says more than the loop does: then the
     # branch is not past anything, it was sent elsewhere. A test that both lines stand behind does

@@ -120,8 +120,14 @@ def raised_alike(context: Context) -> Iterator[Finding]:
         )
 
 
-def _in_collectives(context: Context) -> dict[int, Collective]:
-    """The collectives in which ranks wait, or that they were refused."""
+def unwinding(context: Context) -> Iterator[Finding]:
+    """Ranks that raised, and during unwinding wait in a collective that the others are not in.
+
+    A rank that lost its connection to them may come to the same lines, after them.
+    """
+    # To call a collective while an error is handled is no mistake: where all ranks fall back to
+    # something else, all of them do. It is one if the others wait at other lines. Those that have
+    # only lost a connection are asked to prove nothing: they come to the same lines, as the second.
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
@@ -131,18 +137,6 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
             there[rank] = refused[0]  # where it calls others on its way out, those prove nothing
         elif report.error.type == MISMATCH and refused[-1:] == [last_record(context, rank)]:
             there[rank] = refused[-1]
-    return there
-
-
-def unwinding(context: Context) -> Iterator[Finding]:
-    """Ranks that raised, and during unwinding wait in a collective that the others are not in.
-
-    A rank that lost its connection to them may come to the same lines, after them.
-    """
-    # To call a collective while an error is handled is no mistake: where all ranks fall back to
-    # something else, all of them do. It is one if the others wait at other lines. Those that have
-    # only lost a connection are asked to prove nothing: they come to the same lines, as the second.
-    there = _in_collectives(context)
     own: dict[int, ThreadError] = {}
     others: list[int] = []
     for rank in there:
@@ -238,7 +232,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
 
 
 _NO_ERRORS = (MISMATCH, "StopIteration", "StopAsyncIteration")
-"""The end of a loop is none either."""
+"""Types that do not count as errors: refused calls, and the end of a loop."""
 
 
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ SAME_NAMES = (
     "with a zero for what a rank does not have."
 )
 SAME_CLOSURE = (
-    "The optimizer calls its closure until what that returns suffices: all_reduce the loss, too, "
+    "The optimizer calls its closure until its result is good enough: all_reduce the loss, too, "
     "and give the optimizers the same options on all ranks."
 )
 IN_ORDER = "in the same order on every rank: sort them by name."
@@ -591,14 +591,14 @@ def _size(record: Collective | None) -> str:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is known of the turn of a loop in which one branch calls what the other does not.
+    """The facts about the turn of a loop in which one branch calls what the other does not.
 
     Neither branch says by itself whether the shorter one had fewer turns, or as many and passed
     over the call in one of them. Fewer turns is the story only where nothing below is known.
     """
 
     more_names: bool
-    """The loop goes over names, of which the shorter branch lacks this one."""
+    """True for a loop over names where the shorter branch lacks this name."""
     way: Condition | None
     """The test by which a turn can go without the call."""
     begun: bool
@@ -623,7 +623,7 @@ class Turn:
 
     @property
     def remedy(self) -> str:
-        """What to change."""
+        """The advice to the user."""
         if self.more_names:
             return SAME_NAMES
         if self.of_optimizer:
@@ -647,7 +647,7 @@ class Turn:
 def turn_of(
     context: Context, full: Branch, short: Branch, record: Collective, way: Condition | None = None
 ) -> Turn:
-    """What is known of the turn in which `full` calls `record`; `way` if that is known already."""
+    """Collect the facts about the turn in which `full` calls `record`; `way` if known already."""
     sources, site = context.sources, call_site(record)
     more, less = (branch.sequence.labels.get(site, frozenset()) for branch in (full, short))
     closure = None if way else sources.by_optimizer(record)

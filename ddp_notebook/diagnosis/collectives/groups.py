@@ -177,7 +177,7 @@ def _may_all_call(context: Context, divergence: Divergence) -> bool:
 
 
 def _unbalanced(context: Context) -> set[CallSite]:
-    """What is called in groups of which one member has called less than another."""
+    """Return the call sites of groups in which one member has called less than another."""
     found: set[CallSite] = set()
     for group, alignment in context.alignments.items():
         ends = {
@@ -206,7 +206,7 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
 
 
 def _one_side_more(context: Context, records: list[Collective]) -> Finding | None:
-    """A group in which one rank calls at lines where its peer never is, and once more than that.
+    """Find a group in which one rank calls one more, at lines where its peer never is.
 
     So do a sender and a receiver, each with a loop of its own. Which loop is wrong is not known.
     """
@@ -263,7 +263,7 @@ def _only_some(context: Context, records: list[Collective]) -> Finding | None:
 
 
 def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ranks:
-    """Those of a ring that fewer ranks are with; who waits from the same line has a vote.
+    """Return the minority of a ring; every rank that waits from the same line has a vote.
 
     Also in another group, such as another row of the mesh; unless all are at one line.
     """

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 from ddp_notebook.model import Case, GroupMade, Ranks, name_ranks
 from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout, ModelLayout, Placed
 
 _TERM = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)(?:-(\d+))?\s*")
+_COPY_OF_DDP = "Replicate (DDP)"
+_OWN_TENSOR = "whole, a tensor of the rank's own"
 _UNNAMED = "rank"
 """The name shown for the only dimension of a mesh without names."""
 
@@ -109,27 +111,23 @@ def arranged(
     """The layout of what ranks hold, by rank; `mesh` as they made it, None where not known."""
     held = {rank: of.parameters for rank, of in of_rank.items()}
     mesh = mesh or mesh_of_parameters(held) or Mesh((), {})
+    models: dict[str, dict[str, dict[int, HeldParameter]]] = {}
+    sizes = dict.fromkeys(of_rank, 0)
+    for rank, parameters in sorted(held.items()):
+        for parameter in parameters:
+            of_name = models.setdefault(parameter.model, {}).setdefault(parameter.name, {})
+            of_name.setdefault(rank, parameter)
+            sizes[rank] += parameter.bytes
     cut = [rank for rank, of in of_rank.items() if of.left_out]
     more = [f"{name_ranks(cut)}: more parameters than can be shown"] if cut else []
     return MeshLayout(
         world_size,
         mesh.dimensions,
         mesh.coordinates,
-        tuple(_models(held, mesh)),
-        {rank: sum(parameter.bytes for parameter in own) for rank, own in held.items()},
+        tuple(ModelLayout(name, tuple(_rows(of, mesh))) for name, of in models.items()),
+        sizes,
         tuple(filter(None, (*notes, *more))),
     )
-
-
-def _models(held: Mapping[int, tuple[HeldParameter, ...]], mesh: Mesh) -> Iterator[ModelLayout]:
-    models: dict[str, dict[str, dict[int, HeldParameter]]] = {}
-    for rank, parameters in sorted(held.items()):
-        for parameter in parameters:
-            of_name = models.setdefault(parameter.model, {}).setdefault(parameter.name, {})
-            of_name.setdefault(rank, parameter)
-    for model, names in models.items():
-        rows = (row for name, of in names.items() for row in _rows(name, of, mesh))
-        yield ModelLayout(model, tuple(rows))
 
 
 def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | None:
@@ -147,39 +145,35 @@ def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | 
     return Mesh(tuple(zip(names, shape, strict=True)), dict(zip(largest.mesh, places, strict=True)))
 
 
-def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh) -> list[Placed]:
-    """A parameter as ranks hold it: once where all hold the same."""
-    sizes: dict[Placed, dict[int, list[int]]] = {}
-    for rank, held in of.items():
-        row = Placed(
-            name,
-            held.shape,
-            held.dtype,
-            _placement(held),
-            (),
-            (),
-            held.whole_bytes,
-            held.gathers,
-            _over(held.group, mesh),
-        )
-        sizes.setdefault(row, {}).setdefault(held.bytes, []).append(rank)
-    return [
-        replace(
-            row,
-            ranks=tuple(sorted(rank for ranks in having.values() for rank in ranks)),
-            bytes=tuple((tuple(ranks), size) for size, ranks in having.items()),
-        )
-        for row, having in sizes.items()
-    ]
-
-
-def _placement(each: HeldParameter) -> str:
-    """``dp: Shard(dim=0), tp: Replicate``; of a plain tensor, whose copy it is."""
-    if not each.placements:
-        return "Replicate (DDP)" if each.wrapper == "DDP" else "whole, a tensor of the rank's own"
-    if len(each.dimensions) != len(each.placements):
-        return ", ".join(each.placements)
-    return ", ".join(f"{n}: {p}" for n, p in zip(each.dimensions, each.placements, strict=True))
+def _rows(parameters: Mapping[str, Mapping[int, HeldParameter]], mesh: Mesh) -> Iterator[Placed]:
+    """Yield each parameter as ranks hold it: once where all hold the same."""
+    for name, of in parameters.items():
+        sizes: dict[Placed, dict[int, list[int]]] = {}
+        for rank, held in of.items():
+            # ``dp: Shard(dim=0), tp: Replicate``; of a plain tensor, whose copy it is.
+            where = list(held.placements)
+            if not where:
+                where = [_COPY_OF_DDP if held.wrapper == "DDP" else _OWN_TENSOR]
+            elif len(held.dimensions) == len(where):
+                where = [*map(": ".join, zip(held.dimensions, where, strict=True))]
+            row = Placed(
+                name,
+                held.shape,
+                held.dtype,
+                ", ".join(where),
+                (),
+                (),
+                held.whole_bytes,
+                held.gathers,
+                _over(held.group, mesh),
+            )
+            sizes.setdefault(row, {}).setdefault(held.bytes, []).append(rank)
+        for row, having in sizes.items():
+            yield replace(
+                row,
+                ranks=tuple(sorted(chain(*having.values()))),
+                bytes=tuple((tuple(ranks), size) for size, ranks in having.items()),
+            )
 
 
 def _over(group: Ranks, mesh: Mesh) -> str:

@@ -7,7 +7,7 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -125,7 +125,7 @@ def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]
 def _in_each_group(
     context: Context, divergences: list[Divergence]
 ) -> list[tuple[Divergence, Classified]]:
-    """What each divergence is; the same one in several groups of one name (dp) is one."""
+    """Classify each divergence; the same one in several groups of one name (dp) is one."""
     found: dict[object, tuple[Divergence, Classified]] = {}
     for divergence in sorted(divergences, key=lambda d: d.issued):
         classified = classify(divergence, context.sources)
@@ -204,13 +204,8 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     # Time must explain it alone: who has come called the same, and who has not is busy, so that it
     # may still come. A rank that left, or called something else, would not have come in any time.
     is_same = {record.operation for record in records.values()} == {first.operation}
-    if is_same and late and absent <= busy and until_ns:
-        yield _too_late(context, first, late, records)
-
-
-def _too_late(
-    context: Context, first: Collective, late: Ranks, records: Mapping[int, Collective]
-) -> Finding:
+    if not (is_same and late and absent <= busy and until_ns):
+        return
     others = tuple(rank for rank in records if rank not in late)
     limit, remedy = "", "Give monitored_barrier a timeout= longer than the slowest rank needs."
     if first.operation != "monitored_barrier":  # which has a timeout of its own
@@ -221,7 +216,7 @@ def _too_late(
             f"before {maker}."
         )
     called_it, when = "called", "only after"
-    if not set(late) <= set(records):
+    if absent.intersection(late):
         called_it, when = verb(late, "has not called", "have not called"), "before"
     facts = []
     for rank in late:
@@ -234,7 +229,7 @@ def _too_late(
         before = [record for record in context.collectives.of[rank] if record.number < own.number]
         after = f", and had called {named(before[-1])} before" if before else ""
         facts.append(f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}")
-    return Finding(
+    yield Finding(
         Category.STRAGGLER,
         late,
         f"{called_it} {named(first)} {when} {name_ranks(others)} gave it up: the timeout{limit} "
@@ -476,7 +471,14 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
 
     The counters of its DistributedDataParallel objects tell why.
     """
-    inside = [e for e in context.case.ranks if _is_in_a_pass(context, e)]
+    inside = []  # ranks that wait in a forward or backward pass of DDP, or were refused there
+    for e in context.case.ranks:
+        records = context.collectives.pending(e.rank) if e.activity is Activity.WAITING else ()
+        if e.activity is Activity.FAILED:
+            last = context.collectives.of.get(e.rank, ())[-1:]
+            records = tuple(record for record in last if record.phase is Phase.REFUSED)
+        if any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records):
+            inside.append(e)
     if not inside:
         return
     first, waiting = inside[0], tuple(e.rank for e in inside)
@@ -509,7 +511,7 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
 def _whose_no_sync(
     context: Context, e: RankReport, waiting: Ranks, under: Ranks
 ) -> tuple[Ranks, str]:
-    """The culprits, and the cause, where not simply those `under` no_sync are wrong; else nobody.
+    """Return culprits and cause where not simply those `under` no_sync are wrong; else no rank.
 
     Where most ranks are under it, those that wait reduce in other steps than most. As many ranks
     on both sides leave it open, unless the code, or a step made with gradients of no_sync, tells.
@@ -537,15 +539,6 @@ def _whose_no_sync(
         f"gradients, {name_ranks(under)} {verb(under, 'runs', 'run')} it under no_sync; which of "
         "them is meant cannot be told"
     )
-
-
-def _is_in_a_pass(context: Context, e: RankReport) -> bool:
-    """True of a rank that waits in a forward or backward pass of DDP, or was refused there."""
-    records = context.collectives.pending(e.rank) if e.activity is Activity.WAITING else ()
-    if e.activity is Activity.FAILED:
-        records = context.collectives.of.get(e.rank, ())[-1:]
-        records = tuple(other for other in records if other.phase is Phase.REFUSED)
-    return any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records)
 
 
 _Reason = tuple[Category, str, str]

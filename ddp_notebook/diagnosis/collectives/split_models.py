@@ -34,7 +34,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class _Disagreement:
-    """What `sender` sends to `receiver`, and what that expects; both ranks of the session."""
+    """The numbers that `sender` sends and `receiver` expects; both are ranks of the session."""
 
     sender: int
     receiver: int
@@ -140,8 +140,19 @@ def _whose(
     # One number too large is as wrong as the other one is too small, so a pair alone does not tell.
     # In order: what was announced before; all expect what they send; the one that is in every pair
     # that disagrees; the one whose splits are unlike those of the rest.
-    announced = (_against_announced(disagreement, there, members) for disagreement in wrong)
-    if culprits := {rank for rank in announced if rank is not None}:
+    culprits: set[int] = set()
+    for pair in wrong:
+        # What goes out was announced by the sender; what comes back, by whom it comes back to.
+        counts = (
+            (there[pair.sender].announced, pair.receiver),
+            (there[pair.receiver].announced, pair.sender),
+        )
+        for announced, peer in counts:
+            number = announced[members.index(peer)] if len(announced) == len(members) else None
+            if number in (pair.sends, pair.expects):
+                culprits.add(pair.sender if number == pair.expects else pair.receiver)
+                break
+    if culprits:
         return tuple(sorted(culprits)), ", and announced another number before"
     all_there = len(there) == len(members)
     # No counts were exchanged before where every rank takes its own for what it gets, and all have
@@ -162,22 +173,6 @@ def _whose(
         if len(unlike) == 1:
             return tuple(unlike), ", and its splits are unlike the other ranks'"
     return tuple(sorted(there)), ""
-
-
-def _against_announced(
-    each: _Disagreement, there: Mapping[int, Splits], members: Ranks
-) -> int | None:
-    """The rank that does not keep to what was announced, in an exchange of counts, before."""
-    sender, receiver = there[each.sender].announced, there[each.receiver].announced
-    at, by = members.index(each.receiver), members.index(each.sender)
-    # What goes out was announced by the sender; what comes back, by whom it comes back to.
-    for counts, index in ((sender, at), (receiver, by)):
-        if len(counts) == len(members):
-            if counts[index] == each.expects != each.sends:
-                return each.sender
-            if counts[index] == each.sends != each.expects:
-                return each.receiver
-    return None
 
 
 # -- sharding ----------------------------------------------------------------------------

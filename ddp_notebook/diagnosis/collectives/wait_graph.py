@@ -113,7 +113,34 @@ def wait_graph(case: Case) -> WaitGraph:
                 any_will_do.add(e.rank)
             if addresses_nobody(case, record):
                 for_nobody.add(e.rank)
-    return WaitGraph(waits, at, _may_come(case, waits, any_will_do, for_nobody))
+    # Which ranks may still come: those that run, and, again and again, those that wait for such
+    # ranks only. The greatest set would be wrong: ranks that wait for each other in a ring would
+    # keep each other in it. So this is the least one that is closed: it begins with ranks that run
+    # by themselves, and a rank that waits joins it once all that it waits for are in it (or one of
+    # them, where any will do). Whoever is left out can make no progress, whatever time passes.
+    # In doubt a rank is taken to run: "stuck" ends a run and must be proof. That is why one that
+    # does not answer counts as running unless the system says that it is stopped.
+    known = {e.rank for e in case.ranks}
+    coming = {
+        e.rank
+        for e in case.ranks
+        if (works(e) or e.activity in _MAY_COME) and e.process.state != "stopped"
+    }
+    if coming:  # one of them may write the file that others wait for in a loop
+        coming |= {e.rank for e in case.ranks if e.awaits.file}
+    coming.update(rank for rank in case.waiting if rank not in waits)  # setup, or unknown
+    waiting = (set(case.waiting) & waits.keys()) - for_nobody
+    while True:
+        freed = {
+            rank
+            for rank in waiting
+            if coming.issuperset(set(waits[rank]) & known)
+            or (rank in any_will_do and not coming.isdisjoint(waits[rank]))
+        }
+        if not freed:
+            return WaitGraph(waits, at, frozenset(coming))
+        coming |= freed
+        waiting -= freed
 
 
 def addresses_nobody(case: Case, record: Collective) -> bool:
@@ -183,45 +210,6 @@ def gave_up(evidence: RankReport) -> bool:
     return evidence.activity is Activity.FAILED and torch_errors.is_victim(evidence)
 
 
-def _may_come(
-    case: Case,
-    waits: Mapping[int, Ranks],
-    any_will_do: Collection[int],
-    for_nobody: Collection[int],
-) -> frozenset[int]:
-    """The ranks that run, and, again and again, those that wait for such ranks only.
-
-    For some, `any_will_do` of those that they wait for; others wait `for_nobody`.
-    """
-    # The greatest set would be wrong: ranks that wait for each other in a ring would keep each
-    # other in it. So this is the least one that is closed: it begins with ranks that run by
-    # themselves, and a rank that waits joins it once all that it waits for are in it (or one of
-    # them, where any will do). Whoever is left out can make no progress, whatever time passes.
-    # In doubt a rank is taken to run: "stuck" ends a run and must be proof. That is why one that
-    # does not answer counts as running unless the system says that it is stopped.
-    known = {e.rank for e in case.ranks}
-    coming = {
-        e.rank
-        for e in case.ranks
-        if (works(e) or e.activity in _MAY_COME) and e.process.state != "stopped"
-    }
-    if coming:  # one of them may write the file that others wait for in a loop
-        coming |= {e.rank for e in case.ranks if e.awaits.file}
-    coming.update(rank for rank in case.waiting if rank not in waits)  # setup, or unknown
-    waiting = (set(case.waiting) & waits.keys()).difference(for_nobody)
-    while True:
-        freed = {
-            rank
-            for rank in waiting
-            if coming.issuperset(set(waits[rank]) & known)
-            or (rank in any_will_do and not coming.isdisjoint(waits[rank]))
-        }
-        if not freed:
-            return frozenset(coming)
-        coming |= freed
-        waiting -= freed
-
-
 class _Arrivals:
     """Which ranks have arrived, by slot; looked up for the few records in which ranks wait."""
 
@@ -271,7 +259,7 @@ def members(case: Case, group: str) -> Ranks:
 
 
 def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collective | None:
-    """What `rank` has in the slot and group of `record`."""
+    """Return the collective of `rank` in the slot and group of `record`."""
     for other in _latest(collectives, rank, record.group):
         if other.slot <= record.slot:
             return other if other.slot == record.slot else None
@@ -279,7 +267,7 @@ def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collecti
 
 
 def all_at_slot(collectives: Collectives, record: Collective) -> dict[int, Collective]:
-    """What each rank has in the slot and group of `record`; without ranks that have nothing."""
+    """Return the collectives in the slot and group of `record`, by the ranks that have one."""
     there = ((rank, at_slot(collectives, rank, record)) for rank in sorted(collectives.of))
     return {rank: other for rank, other in there if other is not None}
 
@@ -322,7 +310,7 @@ _OPPOSITE = {"send": "recv", "recv": "send"}
 def between(
     collectives: Collectives, rank: int, operation: str, peer: int, like: Collective
 ) -> list[Collective]:
-    """What `rank` sends to, or receives from, `peer` with the tag and group of `like`."""
+    """Return the messages of `rank` to or from `peer` with the tag and group of `like`."""
     return [
         record
         for record in collectives.of.get(rank, ())

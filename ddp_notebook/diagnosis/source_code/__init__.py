@@ -1,4 +1,4 @@
-"""What the user's code says: what decides whether a line is reached, and what its values are.
+"""The user's code, read: what decides whether a line is reached, and what its values are.
 
 conditions.py     What stands around a line: tests on the way to it, ways around it, loops.
 names.py          What a test is on each rank: the same on all, of its own, by its number.

@@ -1,4 +1,4 @@
-"""What the code does around a line: tests on the way to it, loops that go without it or end.
+"""The code around a line: tests on the way to it, loops that go without it or end.
 
 The tests that decide whether a line is reached come nearest first.
 """
@@ -56,7 +56,7 @@ def shallow(tree: ast.Module) -> ast.Module:
 
 
 def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -> Iterator[Test]:
-    """What must hold for the call of `called` in `line` to be reached, the nearest first.
+    """Yield the tests on the way to the call of `called` in `line`, the nearest first.
 
     Within the function that the line is in: what stands around it, in an expression too, and
     what leads out of the function or the loop before. In a lambda, what stands around that is
@@ -64,7 +64,17 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
     """
     # One line may hold several calls, each behind a test of its own, such as `a() if x else b()`:
     # so the way leads to the call of that name, and only without one to the statement.
-    chain = _chain(tree, line, called)
+    chain: list[ast.AST] = [tree]
+    ahead = [chain]
+    while ahead:
+        way = ahead.pop()
+        if isinstance(call := way[-1], ast.Call) and last_name(call.func) == called:
+            chain = way
+            break
+        if isinstance(way[-1], _STATEMENTS):
+            chain = max(chain, way, key=len)
+        below = [child for child in ast.iter_child_nodes(way[-1]) if holds(child, line)]
+        ahead += [[*way, child] for child in reversed(below)]
     if function == "<lambda>" and not any(isinstance(node, ast.Lambda) for node in chain):
         return  # what it calls has another name there, such as that of a property
     scopes = [index for index, node in enumerate(chain) if isinstance(node, _SCOPES)]
@@ -102,22 +112,6 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
                         yield Test(decorator, decorator.lineno, shown=f"@{text}")
 
 
-def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
-    """The nodes from the module down to the call in this line; without one, to the statement."""
-    best: list[ast.AST] = [tree]
-    ahead: list[list[ast.AST]] = [[tree]]
-    while ahead:
-        chain = ahead.pop()
-        node = chain[-1]
-        if isinstance(node, ast.Call) and last_name(node.func) == called:
-            return chain
-        if isinstance(node, _STATEMENTS):
-            best = max(best, chain, key=len)
-        below = [child for child in ast.iter_child_nodes(node) if holds(child, line)]
-        ahead += [[*chain, child] for child in reversed(below)]
-    return best
-
-
 def holds(node: ast.AST, line: int) -> bool:
     """True when a piece of code begins at or before a line, and ends there or after it."""
     if isinstance(node, ast.match_case):
@@ -132,7 +126,7 @@ def last_name(func: ast.AST) -> str:
 
 
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
-    """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
+    """Yield the ways out of a list before `child`: ``if rank != 0: return``, an `except`."""
     for name in _BODIES:
         body = getattr(parent, name, None)
         if not isinstance(body, list) or child not in body:

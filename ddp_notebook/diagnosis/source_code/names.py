@@ -1,4 +1,4 @@
-"""What a test in the code is on each rank: the same on all, of its own, by its number.
+"""The value of a test in the code on each rank: the same on all, of its own, by its number.
 
 A main guard, `dist.is_initialized()` or a step's number never say why one rank is at a line and
 another is not. A test of the rank can be worked out for each rank, and so says whether it does.
@@ -24,12 +24,12 @@ _SHARED = re.compile(
 """Functions that answer the same on every rank."""
 _SIZE = re.compile(r"(.*_)?world_?size|nprocs|num_(processes|ranks)", re.IGNORECASE)
 _CONFIGURED = re.compile(r"\b(args|cfg|conf|config|opts?|hparams|settings|flags)\b|distributed|ddp")
-"""What is set before a run, and mostly the same on all ranks."""
+"""Names of what is set before a run, mostly the same on all ranks."""
 _AGREEING = (
     *("all_reduce", "broadcast", "broadcast_object_list"),
     *("all_gather", "all_gather_object", "all_gather_into_tensor"),
 )
-"""What gives its first argument the same value on every rank."""
+"""Collectives that give their first argument the same value on every rank."""
 _PURE = ("int", "float", "str", "bool", "len", "max", "min", "abs", "range")
 _DEEPEST = 6
 """So many names are looked up one behind the other."""
@@ -49,22 +49,34 @@ class Varies(IntEnum):
 
 
 class Names:
-    """What the names of a file stand for, where they are bound once."""
+    """The values that the names of a file stand for, where they are bound once."""
 
     def __init__(self, tree: ast.Module | None = None) -> None:
-        nodes = list(ast.walk(tree)) if tree else []
-        bound = [(name, getattr(node, "lineno", 0)) for node in nodes for name in _bound_in(node)]
-        times = Counter(name for name, _ in bound)
-        self._values = {
-            name: value for node in nodes for name, value in _bindings(node) if times[name] == 1
-        }
         self._changes: dict[str, list[tuple[int, bool]]] = {}
         """Where a name gets a value; true where a collective gives all ranks the same one."""
-        for name, line in bound:
-            self._changes.setdefault(name, []).append((line, False))
-        for node in nodes:
-            for name in _agreed_in(node):
-                self._changes.setdefault(name, []).append((getattr(node, "lineno", 0), True))
+        values: dict[str, ast.expr | ast.FunctionDef] = {}
+        bound: Counter[str] = Counter()
+        for node in ast.walk(tree) if tree else ():
+            match node:  # a value that is plain to see
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    values[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    values[name] = value
+                case ast.For(
+                    target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range")) as steps
+                ):
+                    values[name] = steps
+                case ast.For(
+                    target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+                    iter=ast.Call(func=ast.Name(id="enumerate")),
+                ):
+                    values[name] = ast.Constant(0)
+                case ast.FunctionDef(name=name, args=ast.arguments(args=[], kwonlyargs=[])):
+                    values[name] = node
+            for name, agreed in _changes_in(node):
+                self._changes.setdefault(name, []).append((getattr(node, "lineno", 0), agreed))
+                bound[name] += not agreed
+        self._values = {name: value for name, value in values.items() if bound[name] == 1}
 
     def varies(self, test: ast.AST, depth: int = 0) -> Varies:
         """How likely this differs between ranks."""
@@ -81,7 +93,10 @@ class Names:
         return found
 
     def _of_part(self, part: ast.AST, depth: int) -> Varies:
-        if _is_shared(part) or self._is_agreed(part):
+        # What a collective of all ranks gave its value, in a line before, is the same on all.
+        line = getattr(part, "lineno", 0)
+        before = [change for change in self._changes.get(_root(part), ()) if change[0] < line]
+        if _is_shared(part) or (before and max(before)[1]):
             return Varies.NEVER
         value = self._value_of(part)
         if value is None or depth > _DEEPEST:
@@ -93,14 +108,8 @@ class Names:
             return Varies.LOCAL
         return max((self.varies(test, depth + 1) for test in asked if test), default=Varies.NEVER)
 
-    def _is_agreed(self, part: ast.AST) -> bool:
-        """True of what a collective of all ranks gave its value, in a line before."""
-        line = getattr(part, "lineno", 0)
-        before = [change for change in self._changes.get(_root(part), ()) if change[0] < line]
-        return bool(before) and max(before)[1]
-
     def _value_of(self, part: ast.AST) -> ast.expr | ast.FunctionDef | None:
-        """What a name stands for, or the function that a call without arguments calls."""
+        """Return what a name stands for, or the function that a call without arguments calls."""
         match part:
             case ast.Name(id=name) if not isinstance(self._values.get(name), ast.FunctionDef):
                 return self._values.get(name)
@@ -131,7 +140,7 @@ class Names:
             return True
 
     def _on(self, test: ast.expr, rank: int, size: int, depth: int = 0) -> Any:
-        """What this is on a rank. Raises ValueError where that is not known."""
+        """Work out the value of this on a rank. Raises ValueError where that is not known."""
         name = _key(test) or last_name(test)
         if isinstance(test, ast.Call) and not (test.args or test.keywords):
             name = last_name(test.func).removeprefix("get_")
@@ -168,23 +177,21 @@ class Names:
         raise ValueError(ast.unparse(test))
 
 
-def _bound_in(node: ast.AST) -> Iterator[str]:
-    """The names that get a value here, whatever it is."""
-    if isinstance(node, ast.Name):
-        if isinstance(node.ctx, ast.Store):
-            yield node.id
-    else:
-        names = (getattr(node, field, None) for field in ("arg", "asname", "name"))
-        yield from (name for name in names if isinstance(name, str))
+def _changes_in(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the names that get a value here, whatever it is.
 
-
-def _agreed_in(node: ast.AST) -> Iterator[str]:
-    """The name that a collective of the default group gives the same value on all ranks here."""
+    True for the name that a collective of the default group gives the same value on all ranks.
+    """
     match node:
+        case ast.Name(id=name, ctx=ast.Store()):
+            yield name, False
         case ast.Call(func=func, args=[first, *rest]) if last_name(func) in _AGREEING:
             named = any(keyword.arg == "group" for keyword in node.keywords)
             if len(rest) < 2 and not named and (name := _root(first)):
-                yield name
+                yield name, True
+        case _:
+            names = (getattr(node, field, None) for field in ("arg", "asname", "name"))
+            yield from ((name, False) for name in names if isinstance(name, str))
 
 
 def _root(part: ast.AST) -> str:
@@ -199,26 +206,8 @@ def _root(part: ast.AST) -> str:
     return ""
 
 
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.FunctionDef]]:
-    """The names that a node gives a value that is plain to see."""
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            yield name, value
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-            yield name, value
-        case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range")) as steps):
-            yield name, steps
-        case ast.For(
-            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
-            iter=ast.Call(func=ast.Name(id="enumerate")),
-        ):
-            yield name, ast.Constant(0)
-        case ast.FunctionDef(name=name, args=ast.arguments(args=[], kwonlyargs=[])):
-            yield name, node
-
-
 def _asked_in(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
-    """What a function asks and gives; None for anything else that it does."""
+    """Yield the tests and results of a function; None for anything else that it does."""
     for node in ast.walk(function):
         match node:
             case ast.Return(value=value):
@@ -234,7 +223,7 @@ def _asked_in(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
 
 
 def _parts(test: ast.AST) -> Iterator[ast.AST]:
-    """What a test is made of, down to names, attributes, subscripts and calls."""
+    """Yield the parts of a test, down to names, attributes, subscripts and calls."""
     match test:
         case ast.Call(func=ast.Name(id=name), args=[_, *_]) if name in _PURE:
             for argument in test.args:

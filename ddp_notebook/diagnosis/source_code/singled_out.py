@@ -1,4 +1,4 @@
-"""The rank that code treats in a way of its own: where two ranks differ, who has strayed."""
+"""The rank that code treats in a way of its own: where two ranks differ, which one diverges."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
 
 
 def _choices(node: ast.AST) -> Iterator[ast.expr]:
-    """What chooses between two values by ``== 1``, or is one of the two: ``enabled=rank == 1``."""
+    """Yield tests that choose a value by ``== 1``, or are the value: ``enabled=rank == 1``."""
     for child in ast.walk(node):
         match child:
             case ast.IfExp(test=test) | ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
@@ -70,27 +70,27 @@ def _choices(node: ast.AST) -> Iterator[ast.expr]:
 
 def _sets(nodes: Iterable[ast.AST], words: Container[str]) -> bool:
     """True where something of such a name gets a value, is an argument, or is called."""
-    return any(
-        name in words for node in nodes for child in ast.walk(node) for name in _set_in(child)
-    )
+    for node in nodes:
+        for child in ast.walk(node):
+            match child:
+                case ast.Assign(targets=targets):
+                    names = [*map(_target, targets)]
+                case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                    names = [_target(target)]
+                case ast.keyword(arg=str(name)):
+                    names = [name]
+                case ast.Call(func=func):
+                    names = [last_name(func)]
+                case _:
+                    continue
+            if any(name in words for name in names):
+                return True
+    return False
 
 
-def _set_in(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Assign(targets=targets):
-            yield from (name for target in targets for name in _target(target))
-        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            yield from _target(target)
-        case ast.keyword(arg=str(name)):
-            yield name
-        case ast.Call(func=func):
-            yield last_name(func)
-
-
-def _target(target: ast.expr) -> Iterator[str]:
-    """``lr`` of ``lr``, ``config.lr`` and ``group["lr"]``."""
+def _target(target: ast.expr) -> str:
+    """Return ``lr`` of ``lr``, ``config.lr`` and ``group["lr"]``."""
     match target:
         case ast.Subscript(slice=ast.Constant(value=str(key))):
-            yield key
-        case _:
-            yield last_name(target)
+            return key
+    return last_name(target)

@@ -39,14 +39,14 @@ _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What decides whether a line is reached: the line of the test, its text, how it is quoted."""
+    """A test that decides whether a line is reached: its line, its text, how it is quoted."""
 
     place: Place
     test: str
     quoted: str = ""
     varies: Varies = Varies.LOCAL
     leaves: bool = False
-    """Of a way around a line in a loop: it leaves the loop for good."""
+    """True for a way around a line that leaves the loop for good."""
     decides: Varies = Varies.LOCAL
     """How likely it is why just these ranks came and the others did not."""
     names_leavers: bool = False
@@ -117,7 +117,7 @@ class Sources:
         reached: Ranks = (),
         others: Ranks = (),
     ) -> Condition | None:
-        """What had only some ranks reach `record`: the nearest test that can differ by rank.
+        """Return the nearest test that can differ by rank, so that only some reached `record`.
 
         Tests around a line count, and those before it that leave the function or the loop. Not
         those that `there`, where the other ranks are, has passed too. A test of the rank is
@@ -263,18 +263,15 @@ class Sources:
                 handler = retry_handler(loop, place.line)
                 if handler is not None:
                     again = self._as_condition(place, ast.Constant(True), handler.lineno)
-                elif not self._is_counted(place, loop):
+                    continue
+                turns = _counts(loop)
+                varies = self._names[place.file].varies
+                if turns is None or any(varies(bound) > Varies.CONFIGURED for bound in turns.args):
+                    return None
+                ways = [*ways_around(loop, place.line), *ways_out(loop)]
+                if any(self._differs(place, way[0], targets_of(loop)) for way in ways):
                     return None
         return again
-
-    def _is_counted(self, place: Place, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
-        """True of a loop that makes as many turns on every rank, as far as the code says."""
-        turns = _counts(loop)
-        varies = self._names[place.file].varies
-        if turns is None or any(varies(bound) > Varies.CONFIGURED for bound in turns.args):
-            return False
-        ways = [*ways_around(loop, place.line), *ways_out(loop)]
-        return not any(self._differs(place, way[0], targets_of(loop)) for way in ways)
 
     def by_optimizer(self, record: Collective) -> Condition | None:
         """The ``optimizer.step(closure)`` that calls the function with `record`, however often."""
@@ -319,8 +316,13 @@ class Sources:
             return False
         below = other.path[other.path.index(theirs) + 1 :]
         called = below[0].function if below else other.api.rpartition(".")[2]
-        in_loop = self._repeats(theirs, called) or any(map(self._loop, below))
-        if mine.line > theirs.line and in_loop:
+        # A comprehension repeats it too, where the line does not call it outside of that as well.
+        at_line = self._expressions(theirs)
+        repeats = [node for node in at_line if isinstance(node, _COMPREHENSIONS)]
+        inside = {id(child) for node in repeats for child in ast.walk(node)}
+        calls = [n for n in at_line if isinstance(n, ast.Call) and last_name(n.func) == called]
+        in_loop = bool(repeats) and inside.issuperset(map(id, calls))
+        if mine.line > theirs.line and (in_loop or any(map(self._loop, below))):
             return None if self.alternatives(one, other) else False
         return None if loop is None else True
 
@@ -450,14 +452,6 @@ class Sources:
             for node in ast.walk(self.tree(place) or ast.Module([], []))
             if isinstance(node, ast.expr) and holds(node, place.line)
         ]
-
-    def _repeats(self, place: Place, called: str) -> bool:
-        """True of a line with a comprehension, outside of which `called` is not called there."""
-        at_line = self._expressions(place)
-        loops = [node for node in at_line if isinstance(node, _COMPREHENSIONS)]
-        inside = {id(node) for loop in loops for node in ast.walk(loop)}
-        calls = (node for node in at_line if isinstance(node, ast.Call) and id(node) not in inside)
-        return bool(loops) and all(last_name(call.func) != called for call in calls)
 
     def _loop(self, place: Place) -> ast.For | ast.AsyncFor | ast.While | None:
         """The innermost loop around a line, in the line's own function."""

@@ -1,4 +1,4 @@
-"""What the code of a training prints and draws: results of an evaluation, random numbers.
+"""The code of a training, searched for printed results of an evaluation, and random numbers.
 
 That one rank printed something after an evaluation proves nothing. So the print must be of a
 number that was counted up, or taken out of a tensor, in the evaluation itself: there, in the
@@ -8,7 +8,8 @@ function around it, or where that function was called.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 from ddp_notebook.diagnosis.source_code.sources import Sources
@@ -26,7 +27,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_reported(tree: ast.Module, line: int) -> bool:
-    """Whether a number that comes of the evaluation in `line` is printed after it."""
+    """Return whether a number from the evaluation in `line` is printed after it."""
     scope: ast.AST = _function(tree, line) or tree
     # The evaluation is the innermost `with` around it, or else its loop. The loop over epochs
     # around both has the training in it as well. Without either it is the statement itself.
@@ -79,7 +80,7 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
-    """What a statement gives to which variables; also what it appends to a list."""
+    """Return the value that a statement sets, or appends to a list, and its variables."""
     match statement:
         case ast.Assign(targets=targets, value=value):
             return value, {name for target in targets for name in _words(target)}
@@ -111,7 +112,7 @@ def _called(node: ast.AST) -> str:
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a scope, and in no function inside it."""
+    """Yield the nodes of a scope that are in no function inside it."""
     for child in ast.iter_child_nodes(scope):
         if not isinstance(child, (*_FUNCTIONS, ast.Lambda)):
             yield child
@@ -135,6 +136,8 @@ def _function(tree: ast.AST, line: int) -> _Function | None:
 _LIKE = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli"})
 _SHAPED = frozenset({"rand", "randn", "randint", "normal"})
 _IN_PLACE = frozenset({"normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
+_SIZE = re.compile(r"\b(len|size)\(|\.shape\b")
+"""The size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -142,40 +145,33 @@ def draw_around(sources: Sources, place: Place) -> str:
     """Return the call that draws numbers for the batch, with its line: ``a.py:3: rand_like(x)``.
 
     In the loop around `place` or a function of it, or else where a data set makes one sample on
-    the rank itself: a loader's workers have generators of their own. Empty where there is none.
+    the rank itself: a loader's workers have generators of their own. Empty without such a call.
     """
     tree = sources.tree(place)
     if tree is None:
         return ""
-    call = _in_loop(tree, place.line)
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    scopes = (node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
+    around = [node for node in scopes if holds(node, place.line)]
+    innermost = max(around, key=lambda node: node.lineno, default=None)
+    # The innermost loop or function around the line, and the functions that it calls, level by
+    # level.
+    level = _calls([innermost] if innermost is not None else [])
+    calls = list(level)
+    by_name = {function.name: function for function in functions}
+    for _ in range(_DEEPEST):
+        names = dict.fromkeys(last_name(call.func) for call in level)
+        level = _calls(by_name.pop(name) for name in names if name in by_name)
+        calls += level
+    call = next((call for call in calls if _draws(call, in_batch=True)), None)
     if call is None:
-        functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
-        samples = (node for node in functions if node.name == "__getitem__")
-        calls = (n for node in samples for n in ast.walk(node) if isinstance(n, ast.Call))
-        call = next((call for call in calls if _draws(call, in_batch=False)), None)
+        samples = _calls(node for node in functions if node.name == "__getitem__")
+        call = next((call for call in samples if _draws(call, in_batch=False)), None)
     return f"{Place(place.file, call.lineno)}: {ast.unparse(call)}" if call is not None else ""
 
 
-def _in_loop(tree: ast.Module, line: int) -> ast.Call | None:
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)}
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and holds(node, line)
-    ]
-    scope = max(around, key=lambda node: node.lineno, default=None)
-    seen: set[str] = set()
-    waiting: list[tuple[ast.AST, int]] = [(scope, 0)] if scope is not None else []
-    while waiting:
-        node, depth = waiting.pop(0)
-        for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
-            if _draws(call, in_batch=True):
-                return call
-            name = last_name(call.func)
-            if name in functions and name not in seen and depth < _DEEPEST:
-                seen.add(name)
-                waiting.append((functions[name], depth + 1))
-    return None
+def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [child for node in nodes for child in ast.walk(node) if isinstance(child, ast.Call)]
 
 
 def _draws(call: ast.Call, *, in_batch: bool) -> bool:
@@ -187,14 +183,7 @@ def _draws(call: ast.Call, *, in_batch: bool) -> bool:
     if any(keyword.arg == "generator" for keyword in call.keywords):
         return False
     if name in _SHAPED and in_batch:
-        return any(_is_size(child) for arg in call.args for child in ast.walk(arg))
+        return any(_SIZE.search(ast.unparse(argument)) for argument in call.args)
     if name in _SHAPED:
         return ast.unparse(call.func) == f"torch.{name}"
     return name in _LIKE or (name in _IN_PLACE and isinstance(call.func, ast.Attribute))
-
-
-def _is_size(node: ast.AST) -> bool:
-    """True of the size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
-    if isinstance(node, ast.Call):
-        return last_name(node.func) in ("len", "size")
-    return isinstance(node, ast.Attribute) and node.attr == "shape"
