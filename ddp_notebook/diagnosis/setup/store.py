@@ -196,7 +196,7 @@ def _gave_up(e: RankReport) -> RankReport | None:
 _GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
 _ASKS = re.compile(r"\.(?:wait|get|multi_get)\(")
 _OF_TORCH = re.compile(r"^/?(?:default_pg/\d+/+)?")
-"""What torch puts before the names of keys in the default group's store."""
+"""The prefix that torch adds to the names of keys in the default group's store."""
 
 
 def _unset_of(case: Case, keys: str) -> str:
@@ -384,7 +384,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
 
 
 def network_of(evidence: RankReport) -> str:
-    """What is the same for ranks that share a loopback; empty where it is not known."""
+    """Return the name of the loopback that ranks share; empty where it is not known."""
     return evidence.network.loopback or evidence.network.host
 
 
@@ -404,7 +404,16 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
             e
             for e in reports
             if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
-        ] or _told_of_loopback(reports)
+        ]
+        if not culprits:
+            # gloo names the address that it tried, not its rank: so only where it is of one host.
+            refused = [
+                e
+                for e in reports
+                if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
+            ]
+            hosts = {network_of(o) for e in refused for o in reports if on_two_hosts(e, o)}
+            culprits = [o for o in reports if {network_of(o)} == hosts]
         if not culprits:
             continue
         ranks, first = tuple(e.rank for e in culprits), culprits[0].network
@@ -434,15 +443,6 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
 
 
 _AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
-
-
-def _told_of_loopback(reports: tuple[RankReport, ...]) -> list[RankReport]:
-    """The ranks of the one other host whose loopback gloo tried on ranks that have failed."""
-    told = [
-        e for e in reports if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
-    ]
-    hosts = {network_of(o) for e in told for o in reports if on_two_hosts(e, o)}
-    return [o for o in reports if network_of(o) in hosts] if len(hosts) == 1 else []
 
 
 def _at_loopback(evidence: RankReport) -> bool:
