@@ -170,7 +170,19 @@ def unset_keys(context: Context) -> Iterator[Finding]:
     # may have been about to. So it counts what the ranks say that they have set by now.
     for key, waiters in _by_key(filter(None, map(_gave_up, context.case.ranks))):
         if not (unset := _unset_of(context.case, key)):
-            yield from _set_too_late(context, key, waiters)
+            waiting = tuple(e.rank for e in waiters)
+            late = set().union(*(_set_by(context.case, each) for each in key.split(", ")))
+            ranks = tuple(sorted(late.difference(waiting)))
+            if len(ranks) == 1:  # of several keys only if one rank can be meant
+                yield Finding(
+                    Category.STRAGGLER,
+                    ranks,
+                    f"{verb(ranks, 'has', 'have')} set the store's key {key!r} only after "
+                    f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
+                    "Give the wait a timeout longer than the slowest rank needs.",
+                    context.victims,
+                    by_ranks({e.rank: first_line(e) for e in waiters}),
+                )
         elif len(working) == 1:
             yield replace(_late_to_set(context, unset, waiters, working[0]), passing=False)
         elif not working:
@@ -207,23 +219,6 @@ def _unset_of(case: Case, keys: str) -> str:
 def _set_by(case: Case, key: str) -> set[int]:
     """Return the ranks that have set a key, to whose name their stores have added a prefix."""
     return {e.rank for e in case.ranks for own in e.keys_set if f"/{key}".endswith(f"/{own}")}
-
-
-def _set_too_late(context: Context, keys: str, waiters: list[RankReport]) -> Iterator[Finding]:
-    """Name who set a key after others gave it up; of several keys only if one rank can be meant."""
-    waiting = tuple(e.rank for e in waiters)
-    late = set().union(*(_set_by(context.case, key) for key in keys.split(", ")))
-    ranks = tuple(sorted(late.difference(waiting)))
-    if len(ranks) == 1:
-        yield Finding(
-            Category.STRAGGLER,
-            ranks,
-            f"{verb(ranks, 'has', 'have')} set the store's key {keys!r} only after "
-            f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
-            "Give the wait a timeout longer than the slowest rank needs.",
-            context.victims,
-            by_ranks({e.rank: first_line(e) for e in waiters}),
-        )
 
 
 def _late_to_set(
