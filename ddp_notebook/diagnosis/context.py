@@ -47,17 +47,19 @@ class Context:
         Only ranks in the same call can meet; of ranks that gave stores of their own to it, those
         with the same one.
         """
-        meetings: list[Ranks] = []
+        meetings: list[tuple[RankReport, ...]] = []
         for _, callers in groupby(sorted(self.case.callers, key=call_number), call_number):
-            worlds = {report.rank: report.arguments.world_size for report in callers}
-            stores = by_value({rank: self.reports[rank].arguments.store for rank in worlds})
+            call = tuple(callers)
+            stores = by_value({report.rank: report.arguments.store for report in call})
+            parts = [tuple(r for r in call if r.rank in ranks) for ranks, _ in stores]
             # By store only where as many share each as its group is to have.
             whole = all(
-                store and {worlds[rank] for rank in ranks} == {len(ranks)}
-                for ranks, store in stores
+                report.arguments.store and report.arguments.world_size == len(part)
+                for part in parts
+                for report in part
             )
-            meetings += [ranks for ranks, _ in stores] if whole else [tuple(worlds)]
-        return tuple(tuple(self.reports[rank] for rank in ranks) for ranks in meetings)
+            meetings += parts if whole else [call]
+        return tuple(meetings)
 
     # -- collectives ---------------------------------------------------------------------
 

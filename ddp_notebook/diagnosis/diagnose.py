@@ -257,7 +257,7 @@ def diagnose_training(
         findings = []  # that ranks exchanged nothing may only seem so
     if broken:
         notes.append(
-            "What this run trained is known in part only: counting failed, and stops until the "
+            "The training of this run is known in part only: counting failed, and stops until the "
             f"ranks restart ({said_by(broken)}): please report this."
         )
     notes += _unrecorded(unrecorded)

@@ -2,7 +2,7 @@
 
 A stack shows the one collective in which a rank waits, not those before. So ranks at one line may
 be in different turns of a loop, and say nothing. Ranks that all wait in the default group, at
-different lines, wait forever: each needs the others. Who went wrong is told by the code alone,
+different lines, wait forever: each needs the others. Who went wrong follows from the code alone,
 and only where it leaves no choice.
 """
 
@@ -77,7 +77,7 @@ class _Site:
 
 
 def diagnose_standing(case: Case) -> Diagnosis:
-    """What is wrong with a job whose ranks were seen to stand still, each at most in one record.
+    """Diagnose a job whose ranks were seen to stand still, each at most in one record.
 
     A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
     """
@@ -110,7 +110,7 @@ def _never_joined(case: Case) -> Iterator[Finding]:
 
 
 def apart(case: Case) -> Iterator[Finding]:
-    """What has ranks wait in different calls, or others ended; each has at most one record."""
+    """Find why ranks wait in different calls, or have ended; each has at most one record."""
     context = Context(case, Sources(case.sources, case.files_seen))
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)

@@ -113,7 +113,7 @@ MEANINGS = (
         Category.GPU_MAPPING,
         "it chooses a GPU whose number its process does not see",
         "Start at most as many ranks on a host as it has GPUs, and choose by LOCAL_RANK, not RANK; "
-        "CUDA_VISIBLE_DEVICES numbers the GPUs anew, from 0",
+        "CUDA_VISIBLE_DEVICES numbers the GPUs again, from 0",
     ),
     # https://github.com/pyg-team/pytorch_geometric/issues/10101
     _meaning(

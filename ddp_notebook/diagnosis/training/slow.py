@@ -3,7 +3,7 @@
 A reduction of gradients makes whole steps equally long on all ranks, so only what a rank does
 itself tells, without its waiting in collectives and without its waiting for a core: where ranks
 are more than cores that is as much as the computation, and falls now on one, now on another.
-What disturbs a rank for a while is not its doing: it must be late all the time, in one part.
+A disturbance for a while is not a rank's doing: it must be late all the time, in one part.
 """
 
 from __future__ import annotations
