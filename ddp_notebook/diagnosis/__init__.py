@@ -3,17 +3,17 @@
 context.py    The rules' input: all ranks' reports, and what is derived from them once.
 deaths.py     Ranks whose process ended: how, the known cause, and how to replace them.
 diagnose.py   The table of all rules, in order: what is wrong with a setup, a run, or its training.
-error_texts.py  What texts of torch, gloo, NCCL and torchrun mean, and what can cause them.
+error_texts.py  Texts of torch, gloo, NCCL and torchrun: their meanings, and what can cause them.
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
-progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
-standing_still.py  What stacks alone show of ranks that stand still, in jobs not prepared.
+progress.py   The activity of a rank: its current call, and whether it makes progress by itself.
+standing_still.py  Diagnosis by stacks alone of ranks that stand still, in jobs not prepared.
 setup/        Rules for setup.
-collectives/  Rules for collectives, groups and split models: who diverged, who waits for whom.
+collectives/  Rules for collectives, groups and split models: who diverged, which ranks wait.
 training/     Rules for training that ends without an error and is wrong; which rank is slow.
-source_code/  What the user's code says: what decides whether a line is reached, and its values.
+source_code/  The user's code: what decides whether a line is reached, and its values.
 
 To test a rule: `tests/traces.py` simulates a small job rank by rank, `tests/setup_cases.py` has
 ranks in setup, and the functions below return the findings; no process is started.

@@ -1,10 +1,11 @@
-"""What the rules look at: all ranks' reports, and what is derived from them once."""
+"""The input of the rules: all ranks' reports, and what is derived from them once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 from ddp_notebook.diagnosis.collectives import describe
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, align_all
@@ -13,7 +14,7 @@ from ddp_notebook.diagnosis.collectives.wait_graph import WaitGraph, gave_up, wa
 from ddp_notebook.diagnosis.progress import call_number
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.replicas import Model, models
-from ddp_notebook.model import Activity, Case, Collectives, RankReport, Ranks, RunFacts
+from ddp_notebook.model import Activity, Case, Collectives, RankReport, Ranks, RunFacts, by_value
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,19 @@ class Context:
         Only ranks in the same call can meet; of ranks that gave stores of their own to it, those
         with the same one.
         """
-        callers = self.case.callers
-        numbers = sorted({call_number(report) for report in callers})
-        calls = (tuple(r for r in callers if call_number(r) == number) for number in numbers)
-        return tuple(meeting for call in calls for meeting in _worlds(call))
+        meetings: list[tuple[RankReport, ...]] = []
+        for _, callers in groupby(sorted(self.case.callers, key=call_number), call_number):
+            call = tuple(callers)
+            stores = by_value({report.rank: report.arguments.store for report in call})
+            parts = [tuple(r for r in call if r.rank in ranks) for ranks, _ in stores]
+            # By store only where as many share each as its group is to have.
+            whole = all(
+                report.arguments.store and report.arguments.world_size == len(part)
+                for part in parts
+                for report in part
+            )
+            meetings += parts if whole else [call]
+        return tuple(meetings)
 
     # -- collectives ---------------------------------------------------------------------
 
@@ -69,7 +79,7 @@ class Context:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """Who waits for whom."""
+        """The ranks that wait, each with those that it waits for."""
         return wait_graph(self.case)
 
     @cached_property
@@ -109,7 +119,7 @@ class Context:
         return report is not None and report.activity in ended
 
     def destroyed(self, rank: int) -> bool:
-        """True of a rank that had a group and has none any more, or whose process ended."""
+        """True of a rank whose group was destroyed, or whose process ended."""
         report = self.reports.get(rank)
         if report is None:
             return False
@@ -126,15 +136,3 @@ class Context:
     def models(self) -> tuple[Model, ...]:
         """The models that ranks trained, each with its replicas."""
         return models(self.facts)
-
-
-def _worlds(call: tuple[RankReport, ...]) -> list[tuple[RankReport, ...]]:
-    """The callers by store, where as many share each as its group is to have; else all."""
-    by_store: dict[str, list[RankReport]] = {}
-    for report in call:
-        by_store.setdefault(report.arguments.store, []).append(report)
-    whole = all(
-        store and all(report.arguments.world_size == len(those) for report in those)
-        for store, those in by_store.items()
-    )
-    return [tuple(those) for those in by_store.values()] if whole else [call]

@@ -63,9 +63,9 @@ def deaths(
 
 
 def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Finding, ...]:
-    """The same of ranks whose processes ended in a run, where no rank can be asked any more.
+    """Return findings for processes that ended in a run, where no rank can be asked any more.
 
-    Those of a `script` were its own.
+    The processes of a `script` were its own.
     """
     dead = [
         RankReport(

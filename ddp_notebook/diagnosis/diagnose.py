@@ -50,11 +50,11 @@ class Priority(IntEnum):
     """
 
     GIVEN = auto()
-    """What ranks gave to torch: arguments, stores, groups, models. It precedes whatever they do."""
+    """Input of ranks to torch: arguments, stores, groups, models. It precedes whatever they do."""
     GONE = auto()
     """Ranks that ended, or were stopped, before anything else went wrong."""
     UNWINDING = auto()
-    """A rank that raised is on its way out: its peers seem to stray, too, so they are explained."""
+    """A rank that raised is on its way out: its peers seem to diverge, so they are explained."""
     MET = auto()
     """Calls that met and do not match, and ranks that ended: proof, whether ranks wait or not."""
     STUCK = auto()
@@ -62,11 +62,11 @@ class Priority(IntEnum):
     ABSENT = auto()
     """A rank is missing, which is how many mistakes look: said where there is nothing else."""
     LATE = auto()
-    """What may pass by itself: a rank that is late, but works."""
+    """A state that may pass by itself: a rank that is late, but works."""
     MADE = auto()
-    """Of a run that ended well: what was made for its training does not fit together."""
+    """After a run that ended well: what was made for its training does not fit together."""
     CAUSE = auto()
-    """What makes replicas drift apart."""
+    """The reason for which replicas drift apart."""
     RESULT = auto()
     """Numbers that are not what was meant."""
     DRIFT = auto()
@@ -87,7 +87,7 @@ _IN_BOTH = (
     files.lost_store_file,
     groups.other_groups,
 )
-"""Of what ranks gave: what is looked at in setup and afterwards."""
+"""Rules about what ranks gave to torch, in setup and afterwards."""
 
 SETUP: Rules = {
     Priority.GIVEN: (
@@ -187,14 +187,14 @@ TRAINING: Rules = {
     ),
     Priority.DRIFT: (equal.other_draws, steps.loaded_on_some, steps.diverged_replicas),
 }
-"""Of a run that ended well on all ranks, and computed something else than was meant."""
+"""Rules for a run that ended well on all ranks, and computed something else than was meant."""
 
 _MISSING = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
 _LONGEST_ERROR = 200
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
-    """What is wrong with a run, in the order in which to correct it.
+    """Return what is wrong with a run, in the order in which to correct it.
 
     `sources` has the text of the user's files and cells by the names that places have, by
     default those of the case: with it conditions and loops are known, without it some answers
@@ -216,7 +216,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 
 def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
-    """What is wrong with a setup, in the order in which to correct it.
+    """Return what is wrong with a setup, in the order in which to correct it.
 
     `sources` are as in `diagnose_run`.
     """
@@ -240,7 +240,7 @@ def diagnose_training(
     collectives: Collectives,
     sources: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """What is wrong with the training of a run that ended well, by what each rank knows of it.
+    """Return what is wrong with the training of a run that ended well, by what each rank knows.
 
     `sources` has the text of the user's files and cells by the names that places have.
     """
@@ -257,7 +257,7 @@ def diagnose_training(
         findings = []  # that ranks exchanged nothing may only seem so
     if broken:
         notes.append(
-            "What this run trained is known in part only: counting failed, and stops until the "
+            "The training of this run is known in part only: counting failed, and stops until the "
             f"ranks restart ({said_by(broken)}): please report this."
         )
     notes += _unrecorded(unrecorded)
@@ -270,7 +270,7 @@ def _is_stale(case: Case) -> bool:
 
 
 def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]:
-    """What these rules find, the earliest mistake first, without its consequences; and notes."""
+    """Return what these rules find, the earliest mistake first, without its consequences; notes."""
     notes: list[str] = []
     # All are asked, also where an early one has found something: a rule that fails must be known,
     # and an exact finding of a late rule replaces an earlier one that only says who is missing.
@@ -280,7 +280,19 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
     made: list[tuple[Priority, Finding]] = []
     for priority, of_priority in rules.items():
         for rule in of_priority:
-            for finding in _found_by(rule, context, notes):
+            findings: list[Finding] = []
+            try:
+                findings.extend(rule(context))
+            except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+                # It is noted, and the others have their say all the same.
+                where = extract_tb(error.__traceback__)[-1]
+                text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
+                notes.append(
+                    f"The rule {rule.__name__} failed on this record, so what it looks for is not "
+                    f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report "
+                    "this."
+                )
+            for finding in findings:
                 if finding.passing:
                     made.append((Priority.LATE, finding))
                 elif finding.category in _MISSING:
@@ -319,21 +331,6 @@ def _is_consequence(
         if earlier is Priority.UNWINDING and priority is not earlier:
             explained.update(cause.waiting)
     return explained.issuperset(finding.ranks)
-
-
-def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
-    """What a rule finds. An error of its own is noted: the others have their say all the same."""
-    findings: list[Finding] = []
-    try:
-        findings.extend(rule(context))
-    except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
-        where = extract_tb(error.__traceback__)[-1]
-        text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
-        notes.append(
-            f"The rule {rule.__name__} failed on this record, so what it looks for is not "
-            f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report this."
-        )
-    return findings
 
 
 def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis import pages
@@ -129,42 +128,35 @@ _TEXTS = (
 def explain(text: str) -> str | None:
     """Return what the category or the error texts in `text` mean; None if nothing is known."""
     word = text.strip()
-    if word in {category.value for category in Category}:
+    if word in set(Category):
         return pages.text(Category(word))
-    found = list(dict.fromkeys([*_of_one_cause(text), *_of_several(text)]))
-    return "\n\n".join(found) if found else None
+    found = []
+    for meaning in MEANINGS:
+        if match := meaning.pattern.search(text):
+            group = next(filter(None, match.groups()), "")
+            found.append(
+                f"{_quoted(match)}  [{meaning.category.value}]\n"
+                f"  {_sentence(meaning.cause.format(group))}\n"
+                f"  fix: {_sentence(meaning.remedy.format(group))}"
+            )
+    for known in _TEXTS:
+        if match := known.pattern.search(text):
+            lines = [_quoted(match), f"  {known.means}"]
+            if len(known.causes) > 1:
+                lines += [
+                    "  Look first at the rank that printed nothing, or something else.",
+                    f"  Possible causes: {', '.join(known.causes)}",
+                    "  Which one it is: ddp-notebook why LOGS, or run it under %ddp_run",
+                ]
+            elif known.causes:
+                lines.append(f"  More: ddp-notebook explain {known.causes[0].value}")
+            found.append("\n".join(lines))
+    return "\n\n".join(dict.fromkeys(found)) or None
 
 
 def near(word: str) -> list[str]:
     """Return the categories whose names are nearly `word`."""
     return difflib.get_close_matches(word.strip(), [category.value for category in Category], 3)
-
-
-def _of_one_cause(text: str) -> Iterator[str]:
-    for meaning in MEANINGS:
-        if match := meaning.pattern.search(text):
-            group = next((group for group in match.groups() if group), "")
-            yield (
-                f"{_quoted(match)}  [{meaning.category.value}]\n"
-                f"  {_sentence(meaning.cause.format(group))}\n"
-                f"  fix: {_sentence(meaning.remedy.format(group))}"
-            )
-
-
-def _of_several(text: str) -> Iterator[str]:
-    for known in _TEXTS:
-        if match := known.pattern.search(text):
-            lines = [_quoted(match), f"  {known.means}"]
-            if len(known.causes) > 1:
-                names = ", ".join(category.value for category in known.causes)
-                lines += [
-                    "  Look first at the rank that printed nothing, or something else.",
-                    f"  Possible causes: {names}",
-                    "  Which one it is: ddp-notebook why LOGS, or run it under %ddp_run",
-                ]
-            elif known.causes:
-                lines.append(f"  More: ddp-notebook explain {known.causes[0].value}")
-            yield "\n".join(lines)
 
 
 def _quoted(match: re.Match[str]) -> str:

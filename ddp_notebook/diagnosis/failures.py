@@ -1,4 +1,4 @@
-"""What ranks failed with, or wait in, where no rule says more: what is known, and no more."""
+"""Errors of ranks, and waits, where no rule says more: the known facts, and no more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_GROUP = (
 
 
 def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
-    """What ranks of a run raised, a finding for those that raised the same on the same line.
+    """Return what ranks of a run raised: a finding for those that raised the same on one line.
 
     `ranks` are all that the run was given to.
     """

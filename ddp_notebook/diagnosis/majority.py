@@ -55,9 +55,9 @@ def minority(values: Mapping[int, Hashable]) -> Ranks:
 
 
 def outvoted(values: Mapping[int, Hashable]) -> Ranks:
-    """The ranks whose value is not that of most; all of them where no value has the most.
+    """Return the ranks whose value is not that of most; all of them where no value has the most.
 
-    For values of which none is right by itself: of two ranks that differ either may have changed.
+    For values that are not right by themselves: of two ranks that differ either may have changed.
     """
     sets = sorted((ranks for ranks, _ in by_value(values)), key=len)
     if len(sets) > 1 and len(sets[-1]) == len(sets[-2]):

@@ -1,4 +1,4 @@
-"""A page of help for each category: what torch prints, what it means, what to do."""
+"""A page of help for each category: what torch prints, what it means, how to correct it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddp_notebook.model import Category
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What stands on a page, a sentence or two for each question."""
+    """The text of a page, a sentence or two for each question."""
 
     prints: str
-    """What torch, left alone, prints or does."""
+    """The message or the behaviour of torch alone."""
     means: str
     found: str
     """The evidence that the finding rests on."""
@@ -29,7 +29,7 @@ PAGES: Mapping[Category, Page] = {
         "«The client socket has timed out … while trying to connect to (host, port)», or nothing.",
         "Ranks were told other values of MASTER_ADDR, MASTER_PORT, WORLD_SIZE or of the backend, "
         "or gave a store with another prefix (PrefixStore), so they do not meet.",
-        "What each rank gave to init_process_group is compared.",
+        "The arguments of init_process_group on each rank are compared.",
         "Give every rank the same values. Let one place, the launcher, choose the port.",
     ),
     Category.ENV_INVALID: Page(
@@ -60,7 +60,7 @@ PAGES: Mapping[Category, Page] = {
     Category.MISSING_RANK: Page(
         "«1/2 clients joined», or nothing until the timeout.",
         "The others wait for a rank that never called what they wait in.",
-        "What each rank runs: nothing, other code, or another branch.",
+        "The code that each rank runs: none, other code, or another branch.",
         "Run the code on every rank, or use a group of the ranks that run it.",
     ),
     Category.WORLD_SIZE_MISMATCH: Page(
@@ -92,7 +92,7 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.UNREACHABLE_MASTER: Page(
         "«The client socket has timed out after … while trying to connect».",
-        "Nobody answers at MASTER_ADDR:MASTER_PORT.",
+        "No process answers at MASTER_ADDR:MASTER_PORT.",
         "Each rank tries to connect there.",
         "Start rank 0 first, and check address, port and firewall.",
     ),
@@ -188,7 +188,7 @@ PAGES: Mapping[Category, Page] = {
     Category.P2P_MISMATCH: Page(
         _HANGS,
         "A send has no recv, both sides send first, or tag, size or peer differ.",
-        "Sends and receives are paired in order; who waits for whom makes a ring or a dead end.",
+        "Sends and receives are paired in order; the waits make a ring or a dead end.",
         "Let one side receive first, or use batch_isend_irecv; name the right peer on both sides.",
     ),
     Category.UNSET_KEY: Page(
@@ -246,7 +246,7 @@ PAGES: Mapping[Category, Page] = {
     Category.ASYNC_MISUSE: Page(
         _SILENT,
         "A tensor is changed, or used as a gradient, while a collective on it still runs.",
-        "Works that nobody waited for in time, and tensors that were changed, or used by an "
+        "Works that no code waited for in time, and tensors that were changed, or used by an "
         "optimizer's step, before that. What was only read leaves no trace.",
         "Call work.wait() (or wait_tensor) before the tensor is used.",
     ),
@@ -295,7 +295,7 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "no_sync (or set_requires_gradient_sync(False)) covers the backward before the step, or "
         "only some ranks have it on.",
-        "Whether gradients were reduced in the backward before each optimizer step.",
+        "The reductions of gradients in the backward before each optimizer step.",
         "Have it on for all but the last micro-batch: (i + 1) % accumulate != 0.",
     ),
     Category.BUFFER_SYNC: Page(
@@ -320,7 +320,7 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "A norm was taken of a rank's own shard, or of its gradients before they were averaged, so "
         "each rank scales its gradients differently.",
-        "By what a few gradients of each rank were multiplied between backward and step.",
+        "The factors of a few gradients of each rank between backward and step.",
         "torch.nn.utils.clip_grad_norm_ after the average, or all_reduce the sum of squares before "
         "the root.",
     ),
@@ -463,7 +463,7 @@ PAGES: Mapping[Category, Page] = {
         "«No backend type associated with device type cpu», «Found no NVIDIA driver on your "
         "system», «Torch not compiled with CUDA enabled».",
         "A tensor is on a device for which the group has no backend; or the program asks for a GPU "
-        "where there is none.",
+        "on a machine without one.",
         "The error, and the line that asks.",
         "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl'). A program for GPUs runs on "
         "CPUs as it is with %ddp_run --cpu, or %%ddp --cpu for a cell.",

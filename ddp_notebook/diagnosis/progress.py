@@ -1,4 +1,4 @@
-"""What a rank is doing: which call it is in, and whether it makes progress by itself."""
+"""The activity of a rank: which call it is in, and whether it makes progress by itself."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def standing(reports: Iterable[RankReport]) -> str:
 
 
 def raised_words(name: str, text: str, path: Sequence[Place], most: int = 300) -> str:
-    """What was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
+    """Return what was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
 
     `path` are the user's lines that it passed through; of the message so many characters.
     """
@@ -174,35 +174,29 @@ def _failure(report: RankReport) -> str:
     return raised_words(report.error.type, report.error.text, report.error.at, _BESIDE_OTHERS)
 
 
-def _busy(report: RankReport) -> str:
-    if report.awaits.workers:
-        return f"waits for a batch of its DataLoader ({report.doing})"
-    if stands_still(report):
-        return f"has been in {report.doing} for {report.process.still_s:.0f} s, using no CPU time"
-    return f"busy: {report.doing}" if report.doing else "busy"
-
-
-def _waits(report: RankReport) -> str:
-    where = report.doing.removeprefix(f"{report.inside}: ")
-    key = report.awaits.key
-    what = f"for the store's key {key!r}" if key else f"in {report.inside}"
-    return f"waits {what}{f' ({where})' if where else ''}"
+_DOES = {
+    Activity.BUSY: ("busy: {}", "busy"),
+    Activity.HELD: ("paused {}", "paused (by %ddp_step)"),
+    Activity.DEAD: ("its process is gone", "its process is gone"),
+    Activity.IDLE: ("runs nothing", "runs nothing"),
+    Activity.SILENT: ("does not answer ({})", "does not answer"),
+}
+"""The words for an activity: with what the rank does, and where that is not known."""
 
 
 def doing(report: RankReport) -> str:
-    """What a rank does, in words."""
-    match report.activity:
-        case Activity.WAITING:
-            return _waits(report)
-        case Activity.BUSY:
-            return _busy(report)
-        case Activity.HELD:
-            return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
-        case Activity.FAILED:
-            return f"{HAS_FAILED}{_failure(report)}"
-        case Activity.DEAD:
-            return "its process is gone"
-        case Activity.IDLE:
-            return "runs nothing"
-        case _:
-            return f"does not answer ({report.doing})" if report.doing else "does not answer"
+    """Return what a rank does, in words."""
+    does, activity = report.doing, report.activity
+    if activity is Activity.WAITING:
+        where = does.removeprefix(f"{report.inside}: ")
+        key = report.awaits.key
+        what = f"for the store's key {key!r}" if key else f"in {report.inside}"
+        return f"waits {what}{f' ({where})' if where else ''}"
+    if activity is Activity.FAILED:
+        return f"{HAS_FAILED}{_failure(report)}"
+    if activity is Activity.BUSY and report.awaits.workers:
+        return f"waits for a batch of its DataLoader ({does})"
+    if stands_still(report):
+        return f"has been in {does} for {report.process.still_s:.0f} s, using no CPU time"
+    with_place, alone = _DOES[activity]
+    return with_place.format(does) if does else alone

@@ -2,7 +2,7 @@
 
 A stack shows the one collective in which a rank waits, not those before. So ranks at one line may
 be in different turns of a loop, and say nothing. Ranks that all wait in the default group, at
-different lines, wait forever: each needs the others. Who went wrong is told by the code alone,
+different lines, wait forever: each needs the others. Who went wrong follows from the code alone,
 and only where it leaves no choice.
 """
 
@@ -77,7 +77,7 @@ class _Site:
 
 
 def diagnose_standing(case: Case) -> Diagnosis:
-    """What is wrong with a job whose ranks were seen to stand still, each at most in one record.
+    """Diagnose a job whose ranks were seen to stand still, each at most in one record.
 
     A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
     """
@@ -110,7 +110,7 @@ def _never_joined(case: Case) -> Iterator[Finding]:
 
 
 def apart(case: Case) -> Iterator[Finding]:
-    """What has ranks wait in different calls, or others ended; each has at most one record."""
+    """Find why ranks wait in different calls, or have ended; each has at most one record."""
     context = Context(case, Sources(case.sources, case.files_seen))
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
@@ -236,29 +236,28 @@ def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
     """Ranks behind a loop in which the others still are; a way around in it is another matter."""
     sources = context.sources
     one, other = past.record, inside.record
-    behind = sources.in_one_loop(one, other) is False and _is_behind(one, other)
+    ways = zip(one.path, other.path, strict=False)
+    fork = next(((a, b) for a, b in ways if (a.file, a.line) != (b.file, b.line)), None)
+    behind = (
+        sources.in_one_loop(one, other) is False
+        and fork is not None
+        # In the function in which the two ways part, further down.
+        and (fork[0].file, fork[0].function) == (fork[1].file, fork[1].function)
+        and fork[0].line > fork[1].line
+    )
     if not (behind and past.of_all and inside.of_all) or sources.alternatives(one, other):
         return
     if not _is_plain(sources, other):
         return
     yield Finding(
         Category.UNEVEN_INPUTS,
-        past.ranks if len(past.ranks) <= len(inside.ranks) else inside.ranks,
+        min(past.ranks, inside.ranks, key=len),
         f"{verb(past.ranks, 'is', 'are')} past the loop, in {named(past.record)}, while "
         f"{verb(inside.ranks, 'is', 'are')} in {named(inside.record)}",
         UNEVEN_REMEDY,
         context.victims,
         sides=(side(past.ranks, past.record), side(inside.ranks, inside.record)),
     )
-
-
-def _is_behind(one: Collective, other: Collective) -> bool:
-    """True when `one` stands further down in the function in which the two ways part."""
-    for mine, theirs in zip(one.path, other.path, strict=False):
-        if (mine.file, mine.line) != (theirs.file, theirs.line):
-            same = (mine.file, mine.function) == (theirs.file, theirs.function)
-            return same and mine.line > theirs.line
-    return False
 
 
 def _ended_before(

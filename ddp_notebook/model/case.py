@@ -150,7 +150,7 @@ class PipelinePart:
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """What ended what a rank ran; without a type nothing did."""
+    """The error that ended a rank's cell or script; without a type there was no error."""
 
     type: str = ""
     text: str = ""
@@ -184,7 +184,7 @@ class ProcessFacts:
     pid: int = 0
     """0 if unknown."""
     state: str = ""
-    """Of a rank that does not answer: sleeping, stopped, …"""
+    """The process state of a rank that does not answer: sleeping, stopped, …"""
     runnable: bool = False
     """Its main thread, or one of torch's, is runnable and may only lack a CPU."""
     main_cpu_s: float = 0.0
@@ -200,7 +200,7 @@ class ProcessFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of torch and of Python, by name."""
     changed: tuple[PathChange, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    """What it changed last in the file system, by Python's own functions and torch.save."""
+    """Its last changes of the file system, by Python's own functions and torch.save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +232,17 @@ class Network:
     probe: Probe = Probe()
     """Its attempt to reach the store."""
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What names resolve to on its host, by name; nothing when they do not."""
+    """The addresses to which names resolve on its host; empty for a name that does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a rank's main thread waits for that is no call of other ranks."""
+    """The things that a rank's main thread waits for, besides calls of other ranks."""
 
     file: str = ""
     """A file that its own code waits for in a loop, and that does not exist."""
     workers: tuple[Worker, ...] = ()
-    """Those of the DataLoader that owes it a batch."""
+    """The workers of the DataLoader that owes it a batch."""
     processes: bool = False
     """It waits for the end of processes that it started."""
     key: str = ""
@@ -253,18 +253,18 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a rank holds of models that ranks train together, and what torch does with them."""
+    """The parts that a rank holds of models trained together, and what torch does with them."""
 
     wrapped: Fingerprint | None = None
-    """What the model is made of whose DDP it is constructing."""
+    """The tensors of the model whose DDP it is constructing."""
     replicas: tuple[ReplicaCounts, ...] = ()
     """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
     sharded: tuple[ShardedUnit, ...] = ()
     """The units of the models that FSDP2 shards, of those that it used in this run."""
     pipelines: tuple[PipelinePart, ...] = ()
-    """What it is in the pipelines of torch's that ran in this run."""
+    """Its parts in torch's pipelines that ran in this run."""
     purpose: str = ""
-    """What torch does with the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
+    """The purpose, to torch, of the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
 
 
 @dataclass(frozen=True, slots=True)

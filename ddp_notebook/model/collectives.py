@@ -105,7 +105,7 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective, send or receive of one rank. An unknown field is None, "" or ().
+    """One collective, send or receive of one rank. Unknown fields have None, "" or ().
 
     `number` counts everything that the rank issued in this run, from 0; `slot` counts what it
     issued in `group`, sends and receives apart, so that equal slots of two ranks meet; one that

@@ -235,10 +235,18 @@ def encode_events(events: Iterable[Event]) -> bytes:
     An unpaired surrogate, which cannot be encoded, becomes "?": all text of a rank passes here.
     """
     wires = [codec.tagged(event) for event in events]
-    try:
+    refused = (TypeError, ValueError, RecursionError)  # keys that are no text; it contains itself
+    with contextlib.suppress(*refused):
         return _as_json(wires)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text; it contains itself
-        return _as_json([_sendable(wire) for wire in wires])
+    for wire in wires:
+        try:
+            _as_json(wire)
+        except refused as error:
+            if "what" not in wire:  # no `Output`
+                raise
+            why = f"[what was displayed cannot be sent as JSON: {type(error).__name__}: {error}]\n"
+            wire.update(what=OutputKind.STDERR, text=why, data={}, metadata={})
+    return _as_json(wires)
 
 
 def _as_json(wire: Any) -> bytes:
@@ -252,18 +260,6 @@ def _shown(value: object) -> Any:
         return repr(value)
     except Exception as error:  # noqa: BLE001  # the user's own __repr__
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-
-
-def _sendable(wire: dict[str, Any]) -> dict[str, Any]:
-    """Return an event with display data that can be sent, or with the reason why not."""
-    try:
-        _as_json(wire)
-    except (TypeError, ValueError, RecursionError) as error:
-        if "what" not in wire:  # no `Output`
-            raise
-        why = f"[what was displayed cannot be sent as JSON: {type(error).__name__}: {error}]\n"
-        return {**wire, "what": OutputKind.STDERR, "text": why, "data": {}, "metadata": {}}
-    return wire
 
 
 def decode_events(message: bytes, heard_ns: int) -> list[Event]:

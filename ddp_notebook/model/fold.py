@@ -127,23 +127,25 @@ def fold_rank(state: RankState, event: Event) -> RankState:
     return replace(_living(state, event), heard_ns=heard_ns)
 
 
-def _idle(state: RankState) -> Status:
-    """The status of a rank that runs no cell."""
-    if state.stage is Stage.VERIFIED:
-        return Status.READY
-    return Status.FAILED if state.cause else Status.PAUSED
-
-
-def _raised(event: CellFinished) -> str:
-    """How a cell ended, in a line; empty for an interrupt, which is not an error of the cell."""
-    if event.outcome != "error" or not event.ename:
-        return ""
-    first, _, more = event.evalue.strip().partition("\n")
-    if event.ename == MISMATCH:  # our own words: what to type stands in the last of their lines
+def _after_cell(state: RankState, event: CellFinished) -> RankState:
+    """Return a live rank after a cell; an interrupt is not an error of the cell."""
+    failed = event.outcome == "error"
+    refused = failed and event.ename == MISMATCH
+    text, _, more = event.evalue.strip().partition("\n")
+    if refused:  # our own words: what to type stands in the last of their lines
         text = " ".join(event.evalue.split())
-    else:
-        text = f"{first} …" if more else first
-    return f"{event.ename}: {text}" if text else event.ename
+    elif more:
+        text += " …"
+    status = Status.FAILED if state.cause else Status.PAUSED
+    return replace(
+        state,
+        status=Status.READY if state.stage is Stage.VERIFIED else status,
+        doing="",
+        raised=": ".join(filter(None, (event.ename, text))) if failed and event.ename else "",
+        refused=refused,
+        no_group=event.no_group,
+        since_ns=event.heard_ns,
+    )
 
 
 def _living(state: RankState, event: Event) -> RankState:
@@ -161,15 +163,7 @@ def _living(state: RankState, event: Event) -> RankState:
                 since_ns=event.heard_ns,
             )
         case CellFinished():
-            return replace(
-                state,
-                status=_idle(state),
-                doing="",
-                raised=_raised(event),
-                refused=event.outcome == "error" and event.ename == MISMATCH,
-                no_group=event.no_group,
-                since_ns=event.heard_ns,
-            )
+            return _after_cell(state, event)
         case Pulse():
             moved = state.status is Status.RUNNING and event.doing != state.doing
             since_ns = event.heard_ns if moved else state.since_ns

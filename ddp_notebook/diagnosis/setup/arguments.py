@@ -203,7 +203,7 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
 
 
 def _each(name: str, values: Mapping[int, str], ranks: Ranks) -> str:
-    """What these ranks have: one value, or each its own."""
+    """Return the values of these ranks in words: one value, or each its own."""
     sets = by_value({rank: values[rank] for rank in ranks})
     equals = "=" if name.isupper() else " "
     if len(sets) == 1:
@@ -273,11 +273,11 @@ _VALUES: Mapping[str, Callable[[RankReport], str]] = {
     "the file": lambda report: report.arguments.path,
     "the store": lambda report: report.arguments.store,
 }
-"""What must be the same on every rank."""
+"""The values that must be the same on every rank."""
 
 
 def _values_of(name: str, reports: Iterable[RankReport], expected: str) -> dict[int, str]:
-    """What these ranks have, those left out of which it is not known.
+    """Return the values of these ranks, as far as they are known.
 
     Names and addresses of one machine are one value, written as `expected` if that is one.
     """

@@ -72,7 +72,7 @@ def stopped_ranks(context: Context) -> Iterator[Finding]:
 
 
 def absent_ranks(context: Context) -> Iterator[Finding]:
-    """A rank that has finished, or runs nothing, and did not call init_process_group."""
+    """A rank that has finished, or is idle, and did not call init_process_group."""
     case = context.case
     waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:

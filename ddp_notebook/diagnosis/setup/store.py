@@ -170,7 +170,19 @@ def unset_keys(context: Context) -> Iterator[Finding]:
     # may have been about to. So it counts what the ranks say that they have set by now.
     for key, waiters in _by_key(filter(None, map(_gave_up, context.case.ranks))):
         if not (unset := _unset_of(context.case, key)):
-            yield from _set_too_late(context, key, waiters)
+            waiting = tuple(e.rank for e in waiters)
+            late = set().union(*(_set_by(context.case, each) for each in key.split(", ")))
+            ranks = tuple(sorted(late.difference(waiting)))
+            if len(ranks) == 1:  # of several keys only if one rank can be meant
+                yield Finding(
+                    Category.STRAGGLER,
+                    ranks,
+                    f"{verb(ranks, 'has', 'have')} set the store's key {key!r} only after "
+                    f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
+                    "Give the wait a timeout longer than the slowest rank needs.",
+                    context.victims,
+                    by_ranks({e.rank: first_line(e) for e in waiters}),
+                )
         elif len(working) == 1:
             yield replace(_late_to_set(context, unset, waiters, working[0]), passing=False)
         elif not working:
@@ -196,7 +208,7 @@ def _gave_up(e: RankReport) -> RankReport | None:
 _GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
 _ASKS = re.compile(r"\.(?:wait|get|multi_get)\(")
 _OF_TORCH = re.compile(r"^/?(?:default_pg/\d+/+)?")
-"""What torch puts before the names of keys in the default group's store."""
+"""The prefix that torch adds to the names of keys in the default group's store."""
 
 
 def _unset_of(case: Case, keys: str) -> str:
@@ -207,23 +219,6 @@ def _unset_of(case: Case, keys: str) -> str:
 def _set_by(case: Case, key: str) -> set[int]:
     """Return the ranks that have set a key, to whose name their stores have added a prefix."""
     return {e.rank for e in case.ranks for own in e.keys_set if f"/{key}".endswith(f"/{own}")}
-
-
-def _set_too_late(context: Context, keys: str, waiters: list[RankReport]) -> Iterator[Finding]:
-    """Name who set a key after others gave it up; of several keys only if one rank can be meant."""
-    waiting = tuple(e.rank for e in waiters)
-    late = set().union(*(_set_by(context.case, key) for key in keys.split(", ")))
-    ranks = tuple(sorted(late.difference(waiting)))
-    if len(ranks) == 1:
-        yield Finding(
-            Category.STRAGGLER,
-            ranks,
-            f"{verb(ranks, 'has', 'have')} set the store's key {keys!r} only after "
-            f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
-            "Give the wait a timeout longer than the slowest rank needs.",
-            context.victims,
-            by_ranks({e.rank: first_line(e) for e in waiters}),
-        )
 
 
 def _late_to_set(
@@ -384,7 +379,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
 
 
 def network_of(evidence: RankReport) -> str:
-    """What is the same for ranks that share a loopback; empty where it is not known."""
+    """Return the name of the loopback that ranks share; empty where it is not known."""
     return evidence.network.loopback or evidence.network.host
 
 
@@ -404,7 +399,16 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
             e
             for e in reports
             if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
-        ] or _told_of_loopback(reports)
+        ]
+        if not culprits:
+            # gloo names the address that it tried, not its rank: so only where it is of one host.
+            refused = [
+                e
+                for e in reports
+                if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
+            ]
+            hosts = {network_of(o) for e in refused for o in reports if on_two_hosts(e, o)}
+            culprits = [o for o in reports if {network_of(o)} == hosts]
         if not culprits:
             continue
         ranks, first = tuple(e.rank for e in culprits), culprits[0].network
@@ -434,15 +438,6 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
 
 
 _AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
-
-
-def _told_of_loopback(reports: tuple[RankReport, ...]) -> list[RankReport]:
-    """The ranks of the one other host whose loopback gloo tried on ranks that have failed."""
-    told = [
-        e for e in reports if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
-    ]
-    hosts = {network_of(o) for e in told for o in reports if on_two_hosts(e, o)}
-    return [o for o in reports if network_of(o) in hosts] if len(hosts) == 1 else []
 
 
 def _at_loopback(evidence: RankReport) -> bool:

@@ -1,4 +1,4 @@
-"""What torch's errors mean, and which of them only report another rank's fault."""
+"""Meanings of torch's errors, and which of them only report another rank's fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ra
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an error whose text matches `pattern` is; ``{0}`` in the texts is its first group."""
+    """The meaning of errors whose text matches `pattern`; ``{0}`` is the first group of that."""
 
     pattern: re.Pattern[str]
     category: Category
@@ -113,7 +113,7 @@ MEANINGS = (
         Category.GPU_MAPPING,
         "it chooses a GPU whose number its process does not see",
         "Start at most as many ranks on a host as it has GPUs, and choose by LOCAL_RANK, not RANK; "
-        "CUDA_VISIBLE_DEVICES numbers the GPUs anew, from 0",
+        "CUDA_VISIBLE_DEVICES numbers the GPUs again, from 0",
     ),
     # https://github.com/pyg-team/pytorch_geometric/issues/10101
     _meaning(
@@ -277,7 +277,7 @@ WENT_AWAY = re.compile(
 STORE_WENT_AWAY = re.compile(
     r"Connection was likely closed|recvVector failed|sendBytes failed|Broken pipe"
 )
-"""Of a store's client: the process that hosts the store is gone."""
+"""Errors of a store's client whose host process is gone."""
 
 
 def is_of_others(text: str) -> bool:
@@ -306,15 +306,18 @@ def _said_alike(
 ) -> Iterable[tuple[tuple[Category, str, str], list[RankReport]]]:
     """The errors that say the same, with what the first of them means."""
     same: dict[object, tuple[tuple[Category, str, str], list[RankReport]]] = {}
+    stores = {e.rank: e.arguments.master_port for e in case.callers if e.arguments.hosts_store}
     for e in case.ranks:
         meaning = _read(e, case) if e.activity is Activity.FAILED else None
         if meaning is None or (meaning[0] is Category.ENV_INVALID) != invalid:
             continue
-        if not _took_its_port(e, case, meaning[0]):
-            # One line may say of each rank another value: that is one mistake all the same.
-            at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
-            key: object = (e.error.type, meaning[2], at) if at else meaning
-            same.setdefault(key, (meaning, []))[1].append(e)
+        others = {**stores, e.rank: -1}.values()
+        if meaning[0] is Category.PORT_IN_USE and e.arguments.master_port in others:
+            continue  # it is no stranger's: another rank of this job hosts its store there
+        # One line may say of each rank another value: that is one mistake all the same.
+        at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
+        key: object = (e.error.type, meaning[2], at) if at else meaning
+        same.setdefault(key, (meaning, []))[1].append(e)
     return same.values()
 
 
@@ -364,15 +367,6 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
     return [e for e in failed if e.rank in ranks] or failed
 
 
-def _took_its_port(e: RankReport, case: Case, category: Category) -> bool:
-    """It could not have the port because another rank of this job hosts its store there."""
-    port = e.arguments.master_port
-    others = (o.arguments for o in case.callers if o.rank != e.rank)
-    return category is Category.PORT_IN_USE and any(
-        o.hosts_store and o.master_port == port for o in others
-    )
-
-
 def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
@@ -393,7 +387,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
 
 
 def _raised_own(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
-    """Read an error of the user's code; None where it is said elsewhere, or nobody waits."""
+    """Read an error of the user's code; None where it is said elsewhere, or no rank waits."""
     if lacks_group(e) and any(map(in_setup, case.ranks)):
         return None  # that it did not call for one as the others did is said of it elsewhere
     if e.error.type == "KeyboardInterrupt":
@@ -416,7 +410,7 @@ _BY_TYPE = {
     "StopIteration": "Its iterator had no more to give: give every rank as many batches, or use "
     "next(iterator, None) and let all ranks decide together to stop (all_reduce a flag).",
 }
-"""What to do about errors that are no mistake of the line that raised them."""
+"""Remedies for errors that are no mistake of the line that raised them."""
 
 
 _ENVIRONMENT = re.compile(r"^$|init_process_group|environ|getenv|RANK|WORLD|PORT")

@@ -1,7 +1,7 @@
 """DDP's construction on all ranks: models compared, what failed, and its steps for showing.
 
-The ranks to blame are those that differ from most; where no set of equal ranks is the largest,
-those that differ from rank 0, whose values DDP would send.
+The culprits are the ranks that differ from most; where no set of equal ranks is the largest, the
+ranks that differ from rank 0, whose values DDP would send.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def failures(
     waiting: Ranks,
     name: str = "model",
 ) -> tuple[Finding, ...]:
-    """What stopped a stage: a rank that died before one out of memory before other errors.
+    """Return what stopped a stage: a rank that died before one out of memory before other errors.
 
     `dead` maps ranks to exit codes. `waiting` are ranks that have not left the stage.
     """
@@ -401,7 +401,7 @@ def bucket_lines(buckets: Sequence[Bucket]) -> tuple[str, ...]:
 
 
 def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tuple[str, ...]:
-    """What DDP made of the steps so far: the order of gradients, and the buckets it gave."""
+    """Return what DDP learnt from the steps so far: the order of gradients, and the buckets."""
     first = known[min(known)]
     if not first.order:
         before = "No step was made" if not first.steps else "No backward was run"

@@ -1,4 +1,4 @@
-"""What covers each trained parameter: a reducer, an optimizer, and a gradient of all ranks.
+"""Coverage of each trained parameter: by a reducer, an optimizer, and a gradient of all ranks.
 
 Most rows count the steps, or name the parameters, of which a rank knows that something is missing.
 That ranks average by hand what DDP does not is no mistake: then they are equal afterwards.
@@ -276,7 +276,28 @@ def unwrapped_parameters(context: Context) -> Iterator[Finding]:
         finding = _OUTSIDE.finding(context, model.of)
         if finding is not None:
             yield finding
-        yield from _of_no_model(model, context)
+        # Those that are in no model at all, of an optimizer that trains this one besides.
+        for every in optimizers(context.facts).values():
+            of = model.ranks_of(every)
+            trains_it = all(model.key in optimizer.replicas[:1] for optimizer in of.values())
+            if set(of) != set(model.of) or not model.whole or not trains_it:
+                continue
+            # What began with other values on each rank is meant to be its own: experts, clients.
+            own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
+            unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
+            names = [name for name in unlike if name not in own and not _hardly_apart(of, name)]
+            # Ranks that exchange anything large may have joined them in a way that is not seen.
+            numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
+            if names and not may_have_joined(context.collectives, of, numels):
+                yield Finding(
+                    Category.PARAMS_OUTSIDE_DDP,
+                    tuple(of),
+                    f"the optimizer also trains {some(names)}, in no DistributedDataParallel: "
+                    "every rank has its own values by now",
+                    "Put every trained parameter into the module that DistributedDataParallel "
+                    "wraps.",
+                    evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
+                )
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
@@ -294,29 +315,6 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
         r for r, each in seen.by_rank.items() if _trained_outside(seen.by_rank, each)
     ),
 )
-
-
-def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
-    for every in optimizers(context.facts).values():
-        of = model.ranks_of(every)
-        trains_it = all(model.key in optimizer.replicas[:1] for optimizer in of.values())
-        if set(of) != set(model.of) or not model.whole or not trains_it:
-            continue
-        # What began with other values on each rank is meant to be its own: experts, clients.
-        own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
-        unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
-        names = [name for name in unlike if name not in own and not _hardly_apart(of, name)]
-        # Ranks that exchange anything large may have joined them in a way that is not seen here.
-        numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
-        if names and not may_have_joined(context.collectives, of, numels):
-            yield Finding(
-                Category.PARAMS_OUTSIDE_DDP,
-                tuple(of),
-                f"the optimizer also trains {some(names)}, in no DistributedDataParallel: every "
-                "rank has its own values by now",
-                "Put every trained parameter into the module that DistributedDataParallel wraps.",
-                evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
-            )
 
 
 def _hardly_apart(of: _Optimizers, name: str) -> bool:
@@ -342,7 +340,7 @@ def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
 
 
 def detached_optimizers(context: Context) -> Iterator[Finding]:
-    """Find optimizers whose tensors never get a gradient, while a model of such sizes has none."""
+    """Find optimizers whose tensors never get a gradient, while those of a model are not held."""
     all_of = optimizers(context.facts).values()
     # That none of its tensors gets a gradient is so for healthy optimizers as well: of a half of
     # the model that waits for its turn, or of one that is stepped for its scheduler. So a model
@@ -379,7 +377,25 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
                     },
                 )
         elif all(optimizer.unheld for optimizer in of.values()):
-            yield _detached_in_part(of)
+            each = next(iter(of.values()))
+            never = f"{agree(each.unheld, 'it is', 'they are')} never updated"
+            yield Finding(
+                Category.OPTIMIZER_DETACHED,
+                tuple(of),
+                f"no optimizer holds {some(each.unheld)}, which "
+                f"{agree(each.unheld, 'gets', 'get')} gradients: {never}; {each.type} holds as "
+                f"many tensors that are in no model any more{in_brackets(each.place)}",
+                "Make the optimizer after the last change of the model (a new head, a copy, a "
+                "load): it keeps the tensors that it was given. Or give it the new ones: "
+                "opt.add_param_group(...).",
+                evidence=by_ranks(
+                    of,
+                    lambda e: (
+                        f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
+                        f"{some(e.unheld)} did, and no optimizer holds them"
+                    ),
+                ),
+            )
 
 
 def _as_large(model: Model, of: _Optimizers) -> bool:
@@ -414,26 +430,6 @@ def _detached(of: _Optimizers, made: str, remedy: str, instead: Mapping[int, str
                 f"{counted(e.steps, 'step')}{instead[rank]}"
                 for rank, e in of.items()
             }
-        ),
-    )
-
-
-def _detached_in_part(of: _Optimizers) -> Finding:
-    each = next(iter(of.values()))
-    return Finding(
-        Category.OPTIMIZER_DETACHED,
-        tuple(of),
-        f"no optimizer holds {some(each.unheld)}, which {agree(each.unheld, 'gets', 'get')} "
-        f"gradients: {agree(each.unheld, 'it is', 'they are')} never updated; "
-        f"{each.type} holds as many tensors that are in no model any more{in_brackets(each.place)}",
-        "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
-        "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
-        evidence=by_ranks(
-            of,
-            lambda e: (
-                f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
-                f"{some(e.unheld)} did, and no optimizer holds them"
-            ),
         ),
     )
 
@@ -480,7 +476,14 @@ def untied(context: Context) -> Iterator[Finding]:
     for model in context.models:
         for pair in model.first.twins:
             line = context.sources.ties(*pair)
-            if line is None or not all(_apart(replica, pair) for replica in model.of.values()):
+            # On every replica both are parameters, and have other values.
+            apart = all(
+                pair in replica.twins
+                and replica.steps
+                and len({(d.norm, d.sample) for d in replica.parameters if d.name in pair}) == 2
+                for replica in model.of.values()
+            )
+            if line is None or not apart:
                 continue
             one, other = pair
             yield Finding(
@@ -496,12 +499,3 @@ def untied(context: Context) -> Iterator[Finding]:
                     f"{line}: {line.text}",
                 ),
             )
-
-
-def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:
-    """True when both are parameters of the replica, with other values."""
-    digests = {digest.name: digest for digest in each.parameters}
-    one, other = (digests.get(name) for name in pair)
-    if pair not in each.twins or one is None or other is None or not each.steps:
-        return False
-    return (one.norm, one.sample) != (other.norm, other.sample)

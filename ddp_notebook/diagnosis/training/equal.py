@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter, ne
 
 from ddp_notebook.diagnosis.context import Context
@@ -211,7 +212,7 @@ def other_precision(context: Context) -> Iterator[dict[int, str]]:
 
 
 def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
-    """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
+    """Return the buffers that no rank sends and that differ; ranks may have other statistics."""
     # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
     stepped = all(replica.steps for replica in of.values())
@@ -458,7 +459,7 @@ def sampler_misuse(context: Context) -> Iterator[dict[int, SamplerFacts]]:
 
 
 def _undivided(loader: LoaderFacts) -> tuple[str, str]:
-    """Return why all ranks read the same, and what to do."""
+    """Return why all ranks read the same, and the remedy."""
     if loader.stream:
         return (
             f"{loader.stream}, an IterableDataset, is not divided among the ranks",
@@ -586,13 +587,13 @@ _ELSEWISE = frozenset(
 )
 """With these ranks share a batch, a sequence or experts: each may have a loss of its own."""
 _EXCHANGES = ("all_to_all", "scatter")
-"""What experts need; gloo scatters in place of an all-to-all with gradients."""
+"""Operations of experts; gloo scatters in place of an all-to-all with gradients."""
 _SUMS = ("all_reduce", "all_reduce_coalesced", "reduce")
 
 
 @dataclass(frozen=True)
 class _Fed:
-    """What a rank with a part of a model got in the training steps that can be seen."""
+    """The inputs of a rank with a part of a model, in the training steps that can be seen."""
 
     inputs: tuple[Hashable, ...]
     why: str
@@ -635,18 +636,6 @@ def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
     return any(
         len({e.place for e in claims}) == 1 and differ(*(e.tensor for e in claims))
         for claims in zip(*rows, strict=True)
-    )
-
-
-def _come_to_other_losses(of: Mapping[int, RunFacts]) -> bool:
-    # The loss is computed from what the ranks have summed, so it is one number on all of them; it
-    # is another only where what went into the sums belongs to other samples.
-    rows = [run.split.losses for run in of.values()]
-    if len({len(row) for row in rows}) != 1 or len(rows[0]) < _FEWEST_LOSSES:
-        return False
-    return any(
-        max(losses) - min(losses) > _APART * max(map(abs, losses))
-        for losses in zip(*rows, strict=True)
     )
 
 
@@ -722,18 +711,19 @@ def other_inputs(context: Context) -> Iterator[dict[int, _Fed]]:
             yield _fed(of, "DTensor was told that a tensor is the same there")
     for ranks in summed(context):
         of = {rank: facts[rank] for rank in ranks}
-        if _come_to_other_losses(of):
+        # The loss is computed from what the ranks have summed, so it is one number on all of them;
+        # it is another only where what went into the sums belongs to other samples.
+        rows = {rank: run.split.losses for rank, run in of.items()}
+        counts = {len(losses) for losses in rows.values()}
+        if (
+            len(counts) == 1
+            and min(counts) >= _FEWEST_LOSSES
+            and any(
+                max(losses) - min(losses) > _APART * max(map(abs, losses))
+                for losses in zip(*rows.values(), strict=True)
+            )
+        ):
             yield _fed(of, "they add up their parts of layers")
-
-
-def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
-    """False where only the plan says so, and ranks may have experts of their own."""
-    declared = all(copy.declared for copy in of.values())
-    return declared or not any(
-        record.operation.startswith(_EXCHANGES)
-        for records in context.collectives.of.values()
-        for record in records
-    )
 
 
 def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
@@ -776,13 +766,17 @@ def other_draws(context: Context) -> Iterator[dict[int, RunFacts]]:
     for rank, run in sorted(context.facts.items()):
         for copy in run.split.copies:
             copies.setdefault((copy.ranks, copy.name), {})[rank] = copy
+    records = chain.from_iterable(context.collectives.of.values())
+    experts = any(record.operation.startswith(_EXCHANGES) for record in records)
     apart: dict[Ranks, list[dict[int, Copy]]] = {}
     for (ranks, _), of in copies.items():
         # Copies of ranks that have data of their own are averaged, or not, by data parallelism: why
         # those drift other rules say.
         shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
         drifted = differ(*(copy.end for copy in of.values()))
-        if set(of) == set(ranks) and drifted and not shares_data and _may_be_alike(context, of):
+        # Where only the plan says that they are copies, ranks may have experts of their own.
+        copied = not experts or all(copy.declared for copy in of.values())
+        if set(of) == set(ranks) and drifted and not shares_data and copied:
             apart.setdefault(ranks, []).append(of)
     for ranks, those in apart.items():
         runs = {rank: context.facts[rank] for rank in ranks}

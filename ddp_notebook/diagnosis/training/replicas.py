@@ -35,7 +35,7 @@ AVERAGING = frozenset(
 
 
 class Keyed(Protocol):
-    """Anything of which each rank has one of its own, under the same key."""
+    """A thing that each rank has one of, under the same key."""
 
     @property
     def key(self) -> str: ...
@@ -53,7 +53,7 @@ class Model:
 
     @property
     def key(self) -> str:
-        """What optimizers know it by."""
+        """The key by which optimizers know it."""
         return self.first.key
 
     @property

@@ -1,9 +1,9 @@
-"""Who is slow, and in what: a rank that takes longer than the others in one part of its steps.
+"""Slow ranks: those that take longer than the others in one part of their steps.
 
 A reduction of gradients makes whole steps equally long on all ranks, so only what a rank does
 itself tells, without its waiting in collectives and without its waiting for a core: where ranks
 are more than cores that is as much as the computation, and falls now on one, now on another.
-What disturbs a rank for a while is not its doing: it must be late all the time, in one part.
+A disturbance for a while is not a rank's doing: it must be late all the time, in one part.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Remark, StepPart, StepTimes, by_value, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, by_value, in_brackets, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
 """With fewer steps no rank is called slow: three times last may be chance."""
 _LEAST_SHARE, _LEAST_US = 0.06, 500.0
-"""Of what ranks do themselves in a step, and in itself, below which no rank is called slow: one
-rank may print a line."""
+"""The share of a rank's own work in a step, and the time, below which no rank is called
+slow: one rank may print a line."""
 _FEW_BLOCKS, _LOWEST_BLOCKS = 5, 3
 _CORE = "core"
 _PARTS: tuple[str, ...] = (*StepPart, _CORE)
@@ -112,22 +112,15 @@ def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[floa
     beyond: dict[int, list[float]] = {rank: [] for rank in values}
     # Against the others' median and not their mean: with four ranks one that is late as well would
     # hide the first. Sorted once for each step, as a thousand ranks would each sort it again.
+    half, odd = divmod(len(values) - 1, 2)
+    middle = (half,) if odd else (half - 1, half)
     for step in zip(*values.values(), strict=True):
         in_order = sorted(step)
         for rank, value in zip(values, step, strict=True):
-            beyond[rank].append(value - _median_without(in_order, value))
+            own = bisect_left(in_order, value)
+            others = [in_order[place + (place >= own)] for place in middle]
+            beyond[rank].append(value - sum(others) / len(others))
     return beyond
-
-
-def _median_without(in_order: Sequence[float], value: float) -> float:
-    """The median of sorted values without one of them."""
-    without, left = bisect_left(in_order, value), len(in_order) - 1
-
-    def at(place: int) -> float:
-        return in_order[place if place < without else place + 1]
-
-    middle = left // 2
-    return at(middle) if left % 2 else (at(middle - 1) + at(middle)) / 2
 
 
 def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
@@ -203,9 +196,9 @@ def _late_steps(margins: Sequence[float], late_us: float) -> int:
 
 
 def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -> bool:
-    """False where what it takes longer in one part it does not take longer in all.
+    """Return whether what a rank takes longer in one part it takes longer in all.
 
-    One that waits in a part where that cannot be told from work waits less in another.
+    One that waits in a part where waiting looks like work waits less in another.
     """
     # Waiting for a lock, or for a device, looks like work to the marks: then less is waited for in
     # the collective that follows, and the sum over all parts is that of the others.
@@ -226,6 +219,21 @@ def _blocks(values: Sequence[float], most: int) -> list[Sequence[float]]:
 
 
 def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
+    data, forward, backward, step = (
+        f"{name}{in_brackets(times.places.get(part))}" for part, name in _PLACED
+    )
+    following = forward if StepPart.FORWARD in times.places else backward
+    where: Mapping[str, str] = {
+        StepPart.DATA: f"in {data}",
+        StepPart.LOOP: f"in your code between {step} and {following}",
+        StepPart.FORWARD: f"in {forward}",
+        StepPart.LOSS: f"in your code between {forward} and {backward}",
+        StepPart.BACKWARD: f"in {backward}",
+        StepPart.AFTER: f"in your code between {backward} and {step}",
+        StepPart.OPTIMIZER: f"in {step}",
+        _CORE: "ready to run and has no core: other processes use those that it may "
+        f"({', '.join(map(str, times.cores))})",
+    }
     awaited = steps.awaited(late.rank)
     waits = [each for each in awaited if each > late.late_us / 4]
     held_up = (
@@ -237,7 +245,7 @@ def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
     text = (
         f"Rank {late.rank} is slow: in {late.share:.0%} of its steps it takes {_ms(late.late_us)} "
         f"longer than the others (a step takes {_ms(steps.step_us)}), while it is "
-        f"{_where(late.part, times)}. {held_up}".rstrip()
+        f"{where[late.part]}. {held_up}".rstrip()
     )
     evidence = []
     for part in _PARTS:
@@ -261,31 +269,13 @@ _NAMES = {
     StepPart.OPTIMIZER: "in the optimizer's step",
     _CORE: "ready to run, and without a core",
 }
-
-
-def _where(part: str, times: StepTimes) -> str:
-    """In which part of its step a rank is slow, with the lines."""
-
-    def at(what: str, begin: StepPart) -> str:
-        place = times.places.get(begin)
-        return f"{what} ({place})" if place is not None else what
-
-    forward = at("the forward", StepPart.FORWARD)
-    backward = at("the backward", StepPart.BACKWARD)
-    step = at("the optimizer's step", StepPart.OPTIMIZER)
-    following = forward if StepPart.FORWARD in times.places else backward
-    cores = ", ".join(map(str, times.cores))
-    words: Mapping[str, str] = {
-        StepPart.DATA: f"in {at('its DataLoader', StepPart.DATA)}",
-        StepPart.LOOP: f"in your code between {step} and {following}",
-        StepPart.FORWARD: f"in {forward}",
-        StepPart.LOSS: f"in your code between {forward} and {backward}",
-        StepPart.BACKWARD: f"in {backward}",
-        StepPart.AFTER: f"in your code between {backward} and {step}",
-        StepPart.OPTIMIZER: f"in {step}",
-    }
-    no_core = f"ready to run and has no core: other processes use those that it may ({cores})"
-    return words.get(part, no_core)
+_PLACED = (
+    (StepPart.DATA, "its DataLoader"),
+    (StepPart.FORWARD, "the forward"),
+    (StepPart.BACKWARD, "the backward"),
+    (StepPart.OPTIMIZER, "the optimizer's step"),
+)
+"""The parts whose first line is shown."""
 
 
 def _ms(time_us: float) -> str:

@@ -1,4 +1,4 @@
-"""What happened on the way through training steps: values, factors, handles, devices, results.
+"""Events of training steps: values, factors, handles, devices, results.
 
 The last rule finds that replicas differ although nothing else explains it.
 """
@@ -385,7 +385,7 @@ def _all_is_reduced(model: Model) -> bool:
 def _loaded(
     model: Model, title: str, loads: Mapping[int, tuple[int, Place | None]], names: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """What loads have to do with it: nothing, where all ranks loaded or none did."""
+    """Find that only some ranks loaded a state that differs."""
     loaded = tuple(rank for rank, (count, _) in loads.items() if count)
     others = tuple(rank for rank in loads if rank not in loaded)
     if not loaded or not others:

@@ -1,9 +1,9 @@
 """The engine of the tables `equal` and `coverage`: rows that say how a value is read and judged.
 
-A row names what is read of each rank, what makes it a mistake, whose mistake it is, what to say and
-what to do. The function below rows yields the things that several ranks have, by rank, for which
-their premise holds. A new mistake is a row; what it says of a run is computed here alone. The links
-above a table are reports of people who had the mistake.
+A row names the value that is read of each rank, its test, the culprits, the cause and the remedy.
+The function below rows yields the things that several ranks have, by rank, for which their premise
+holds. A new mistake is a row; what it says of a run is computed here alone. The links above a table
+are reports of people who had the mistake.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Compared(Generic[T]):
 
     @property
     def culprit(self) -> T:
-        """What the first of the culprits has."""
+        """The thing on the first of the culprits."""
         return self.by_rank[self.culprits[0]]
 
     @property
@@ -72,8 +72,8 @@ def those_that_have(seen: Compared[Any]) -> Ranks:
 class Row(Generic[T]):
     """A row of the table: how one value is read, judged and explained.
 
-    `whose` names the ranks whose mistake it is, none where there is none: by default those whose
-    value is not that of most. `is_wrong` is what must be so besides.
+    `whose` names the culprits, if any: by default the ranks whose value is not that of most.
+    `is_wrong` is the condition that must hold besides.
     """
 
     read: Callable[[T], Hashable]
@@ -85,7 +85,7 @@ class Row(Generic[T]):
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
 
     def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
-        """Return the mistake in this value on these ranks; None where there is none."""
+        """Return the mistake in this value on these ranks; None for no mistake."""
         values = {rank: self.read(each) for rank, each in by_rank.items()}
         seen = Compared(context, by_rank, values)
         seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
