@@ -7,6 +7,7 @@ here first, and nothing else of ours asks CUDA while the user's code runs.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import dis
@@ -116,22 +117,14 @@ def may_wait_in(frame: FrameType) -> bool:
         return False
     if instruction.opname.startswith(_TESTING):
         return True
-    return instruction.opname.startswith("CALL") and _called(frame, instruction) in _READING
-
-
-def _called(frame: FrameType, instruction: dis.Instruction) -> str:
-    """Return the last name of what a call's source text calls: "item" of ``loss.item()``."""
-    at = instruction.positions
-    if at is None or at.lineno is None or at.end_lineno is None:
-        return ""
+    if not instruction.opname.startswith("CALL"):
+        return False
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    text = "".join(lines[at.lineno - 1 : at.end_lineno]).encode()
-    end = len(text) - len("".join(lines[at.end_lineno - 1 : at.end_lineno]).encode())
+    positions: Any = instruction.positions
     try:
-        parsed: Any = syntax.parse(
-            text[at.col_offset or 0 : end + (at.end_col_offset or 0)].decode()
-        )
+        parsed: Any = syntax.parse(ast.get_source_segment("".join(lines), positions) or "")
         func = parsed.body[0].value.func
-    except (SyntaxError, ValueError, AttributeError, IndexError):
-        return ""
-    return str(getattr(func, "attr", "") or getattr(func, "id", ""))
+    except (SyntaxError, ValueError, TypeError, AttributeError, IndexError):
+        return False
+    # The last name of what is called: "item" of ``loss.item()``.
+    return (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING

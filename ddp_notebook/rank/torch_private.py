@@ -467,7 +467,16 @@ def abort_nccl() -> None:
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
     GPU itself. The groups are of no use afterwards.
     """
-    backends = _nccl_backends()
+    kind = getattr(dist, "ProcessGroupNCCL", ())  # no class in a torch without NCCL
+    by_id: dict[int, Any] = {}  # groups may share a backend
+    for group in known_groups():
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError):  # no backend for this device
+                backend = group._get_backend(device)
+                backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+                if isinstance(backend, kind) and hasattr(backend, "abort"):
+                    by_id[id(backend)] = backend
+    backends = list(by_id.values())
     # Together, as torch does: one alone may wait for another that hangs.
     together = len(backends) > 1 and all(hasattr(each, "_group_start") for each in backends)
     if together:
@@ -477,20 +486,6 @@ def abort_nccl() -> None:
             backend.abort()
     if together:
         backends[0]._group_end()
-
-
-def _nccl_backends() -> list[Any]:
-    """NCCL's part of each group, once where groups share it; none of a torch without NCCL."""
-    kind = getattr(dist, "ProcessGroupNCCL", None)
-    backends: dict[int, Any] = {}
-    for group in known_groups():
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(RuntimeError):  # no backend for this device
-                backend = group._get_backend(device)
-                backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-                if kind is not None and isinstance(backend, kind) and hasattr(backend, "abort"):
-                    backends[id(backend)] = backend
-    return list(backends.values())
 
 
 def in_backward() -> bool:

@@ -363,9 +363,18 @@ class Debugger(Component):
 
     def move(self, order: Move) -> calls.Moved:
         """Resume the thread that is paused at a line or before a collective. Any thread."""
-        stop = self.stopped
+        stop, gate = self.stopped, self._gate
+        if stop is None and gate.at is None:
+            if order.how is How.END:  # a step that is under way ends nowhere
+                self.backend.release()
+                gate.resume()
+            return calls.Moved(0)
         if stop is None:
-            return self._move_from_gate(order)
+            # The main thread is paused before a collective.
+            if order.how is How.COLLECTIVE:
+                return calls.Moved(0, collective=gate.step())
+            self._after_gate = order
+            return calls.Moved(0, collective=gate.resume())
         if stop.ordered:
             return calls.Moved(stop.number)
         if stop.over and order.how not in (How.NEXT, How.END):
@@ -373,8 +382,9 @@ class Debugger(Component):
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
         frame = with_line(stop.frame, order.line)
         if order.how is How.LINE and not has_line(frame, order.line):
-            function = frames.own_name(frame.f_code)
-            function = "the code outside functions" if function == "<module>" else function
+            function = frames.own_name(frame.f_code).replace(
+                "<module>", "the code outside functions"
+            )
             return calls.Moved(
                 0,
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
@@ -382,18 +392,6 @@ class Debugger(Component):
             )
         stop.resume(order)
         return calls.Moved(stop.number)
-
-    def _move_from_gate(self, order: Move) -> calls.Moved:
-        """Resume the main thread, if it is paused before a collective."""
-        if self._gate.at is None:
-            if order.how is How.END:  # a step that is under way ends nowhere
-                self.backend.release()
-                self._gate.resume()
-            return calls.Moved(0)
-        if order.how is How.COLLECTIVE:
-            return calls.Moved(0, collective=self._gate.step())
-        self._after_gate = order
-        return calls.Moved(0, collective=self._gate.resume())
 
     def set_breakpoints(self, wanted: calls.Breakpoints) -> calls.Bounds:
         """Have these breakpoints and no others; where each is. Any thread."""
