@@ -165,22 +165,8 @@ def take_place(group: Any, inner: Any, parent: Any = None) -> None:
     # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
-    _lend(group, inner, world.pg_backend_config[inner if parent is None else parent])
-    for each in maps:
-        if inner in each:
-            each[group] = each.pop(inner)
-    for groups in tagged.values():
-        groups[:] = [group if each is inner else each for each in groups]
-    # Functional collectives find a group by its name.
-    unregister = getattr(distributed_c10d, "_unregister_process_group", None)
-    register = getattr(distributed_c10d, "_register_process_group", None)
-    if parent is None and register is not None and unregister is not None:
-        unregister(inner.group_name)
-        register(inner.group_name, group)
-
-
-def _lend(group: Any, inner: Any, backends: str) -> None:
-    """Give `group` the name of `inner` and its `backends`, which torch has written by device."""
+    # The backends of `inner`, which torch has written by device, and its name.
+    backends = world.pg_backend_config[inner if parent is None else parent]
     kinds = dist.ProcessGroup.BackendType.__members__
     for entry in backends.split(","):
         name_of_device, _, name = entry.partition(":")
@@ -192,6 +178,17 @@ def _lend(group: Any, inner: Any, backends: str) -> None:
         group.bound_device_id = inner.bound_device_id
     group._set_group_name(inner.group_name)
     group._set_group_desc(inner.group_desc)
+    for each in maps:
+        if inner in each:
+            each[group] = each.pop(inner)
+    for groups in tagged.values():
+        groups[:] = [group if each is inner else each for each in groups]
+    # Functional collectives find a group by its name.
+    unregister = getattr(distributed_c10d, "_unregister_process_group", None)
+    register = getattr(distributed_c10d, "_register_process_group", None)
+    if parent is None and register is not None and unregister is not None:
+        unregister(inner.group_name)
+        register(inner.group_name, group)
 
 
 def send_together(is_ours: Callable[[Any], bool]) -> None:

@@ -240,7 +240,16 @@ class Debugger(Component):
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
             if has_breakpoints and os.getpid() != self._pid:
-                self._say_passed(frame)
+                # A process that this one forked passes a breakpoint. No other pass is of interest,
+                # and without the lines the process is faster.
+                self.backend.watch({})
+                if not self._said_in_child[0]:  # once in a run
+                    self._said_in_child[0] = 1
+                    sys_stdout(
+                        f"A breakpoint was passed at {self._user_code.describe(frame)}, in a "
+                        "process that the rank started, such as a DataLoader's worker: none stops "
+                        "there. To stop there: DataLoader(num_workers=0)\n"
+                    )
             return
         goal = self.backend.goal
         reached = goal is not None and goal.reached(frame)
@@ -252,19 +261,9 @@ class Debugger(Component):
                     reasons = self.breakpoints.hit(frame)
         if reached:
             self._passing[threading.get_ident()] = id(frame), frame.f_lineno
-        if reached or reasons:
-            self._stop(frame, "; ".join(reasons))
-
-    def _say_passed(self, frame: FrameType) -> None:
-        """A process that this one forked passes a breakpoint: say so, once in a run."""
-        self.backend.watch({})  # no other pass is of interest, and without it the process is faster
-        if not self._said_in_child[0]:
-            self._said_in_child[0] = 1
-            sys_stdout(
-                f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that "
-                "the rank started, such as a DataLoader's worker: none stops there. To stop there: "
-                "DataLoader(num_workers=0)\n"
-            )
+        elif not reasons:
+            return
+        self._stop(frame, "; ".join(reasons))
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside

@@ -32,7 +32,7 @@ class TorchSockets(Component):
         """End the connections of earlier groups. Sockets opened from now on are torch's.
 
         The groups are destroyed next, and gloo's waits then for the collectives that it was left
-        with, up to half an hour: a rank that did not wait for one is idle, and nobody frees it.
+        with, up to half an hour: a rank that did not wait for one is idle, and nothing frees it.
         """
         self.shut_down()
         self._torchs.clear()
