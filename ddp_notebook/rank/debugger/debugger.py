@@ -363,13 +363,13 @@ class Debugger(Component):
     def move(self, order: Move) -> calls.Moved:
         """Resume the thread that is paused at a line or before a collective. Any thread."""
         stop, gate = self.stopped, self._gate
-        if stop is None and gate.at is None:
-            if order.how is How.END:  # a step that is under way ends nowhere
-                self.backend.release()
-                gate.resume()
-            return calls.Moved(0)
         if stop is None:
-            # The main thread is paused before a collective.
+            # The main thread may be paused before a collective.
+            if gate.at is None:
+                if order.how is How.END:  # a step that is under way ends nowhere
+                    self.backend.release()
+                    gate.resume()
+                return calls.Moved(0)
             if order.how is How.COLLECTIVE:
                 return calls.Moved(0, collective=gate.step())
             self._after_gate = order

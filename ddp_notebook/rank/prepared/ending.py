@@ -61,10 +61,7 @@ def note_the_end(folder: Path) -> None:
         exits.forget()
 
     def child_ends() -> None:
-        failed = sys.exception()  # this is a finalizer: what ends the child is in flight
-        if isinstance(failed, SystemExit):
-            failed = (failed.__context__ or failed) if failed.code not in (None, 0) else None
-        if failed is not None:
+        if (failed := _in_flight()) is not None:
             take_error(failed)
         ends()
 
@@ -79,6 +76,14 @@ def note_the_end(folder: Path) -> None:
     if process.parent_process() is not None:
         # multiprocessing catches what its child raises, and ends one that it forked by os._exit().
         util.Finalize(None, child_ends, exitpriority=FIRST)
+
+
+def _in_flight() -> BaseException | None:
+    """Return the error that ends a child of multiprocessing, from within a finalizer, or None."""
+    failed = sys.exception()
+    if not isinstance(failed, SystemExit):
+        return failed
+    return (failed.__context__ or failed) if failed.code not in (None, 0) else None
 
 
 class _Exits:
