@@ -156,23 +156,21 @@ class ControlSocket(Component):
                 time.sleep(_READ_WITHIN_S)  # no file descriptor is left: perhaps later
                 continue
             with connection, contextlib.suppress(OSError, ValueError, RecursionError):
-                if is_mine(connection):
-                    self._serve_one(connection)
-
-    def _serve_one(self, connection: socket.socket) -> None:
-        connection.settimeout(_READ_WITHIN_S)
-        (size,) = LENGTH.unpack(_read(connection, LENGTH.size))
-        if size > _MOST_ASKED_BYTES:
-            return
-        asked = json.loads(_read(connection, size))
-        if not isinstance(asked, dict):
-            return
-        about = asked.get("about") or {}
-        if self.take_orders is not None and asked.get("orders") == self._pid:
-            # A copy of the descriptor: `_serve` closes its own as soon as this returns.
-            self.take_orders(connection.dup())
-        elif isinstance(about, dict):
-            connection.sendall(framed(self._answer(str(asked.get("question", "")), about)))
+                connection.settimeout(_READ_WITHIN_S)
+                if not is_mine(connection):
+                    continue
+                (size,) = LENGTH.unpack(_read(connection, LENGTH.size))
+                if size > _MOST_ASKED_BYTES:
+                    continue
+                asked = json.loads(_read(connection, size))
+                if not isinstance(asked, dict):
+                    continue
+                about = asked.get("about", {})
+                if self.take_orders is not None and asked.get("orders") == self._pid:
+                    # A copy of the descriptor: this one is closed at the end of the block.
+                    self.take_orders(connection.dup())
+                elif isinstance(about, dict):
+                    connection.sendall(framed(self._answer(str(asked.get("question", "")), about)))
 
 
 def framed(message: Mapping[str, Any]) -> bytes:

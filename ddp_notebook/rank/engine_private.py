@@ -93,7 +93,7 @@ def do_not_say_how_to_exit() -> None:
 
 
 def have_no_prompt() -> None:
-    """Remove what tells libraries that somebody types at a prompt: Lightning then refuses to run.
+    """Remove what tells libraries that a user types at a prompt: Lightning then refuses to run.
 
     IPython sets it for scripts that it starts interactively, and reads it nowhere.
     """

@@ -1,4 +1,4 @@
-"""What this rank's GPU does, asked without ever waiting for it.
+"""Asks what this rank's GPU does, without ever waiting for it.
 
 A collective of NCCL's returns at once, and so does every kernel: where one hangs, the thread that
 next reads a value from the GPU hangs too, in NVIDIA's driver. Whatever of ours looks at a GPU asks
@@ -7,6 +7,7 @@ here first, and nothing else of ours asks CUDA while the user's code runs.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import dis
@@ -29,7 +30,7 @@ _READING = frozenset(
         *("any", "all", "equal", "allclose", "unique", "masked_select", "float", "int", "bool"),
     )
 )
-"""What a line calls that waits for a GPU in C, where Python has no frame: torch's names."""
+"""Torch's names of calls that wait for a GPU in C, where Python has no frame."""
 _TESTING = ("TO_BOOL", "POP_JUMP", "UNARY_NOT", "JUMP_IF", "BINARY_SUBSCR", "STORE_SUBSCR")
 """How the instructions begin that do so without a call: ``if loss > 3``, ``x[mask]``."""
 
@@ -90,7 +91,7 @@ def is_working() -> bool:
 def await_work(waits: Callable[[bool], None]) -> None:
     """Wait until the GPU is done with what this thread issued, interruptible at any time.
 
-    `waits` is told that it begins, and that it has ended; never where there is nothing to wait for.
+    `waits` is called as it begins, and as it has ended; never where there is nothing to wait for.
     """
     if not is_working():
         return
@@ -105,7 +106,7 @@ def await_work(waits: Callable[[bool], None]) -> None:
 def may_wait_in(frame: FrameType) -> bool:
     """Return whether what this innermost frame calls in C waits for the GPU.
 
-    Python of torch's own calls nothing else that takes long; a line of the user's is told by the
+    Python of torch's own calls nothing else that takes long; a line of the user's is known by the
     name that it calls. Only meaningful of a thread that has stayed where it is.
     """
     if str(frame.f_globals.get("__name__", "")).startswith("torch."):
@@ -116,22 +117,14 @@ def may_wait_in(frame: FrameType) -> bool:
         return False
     if instruction.opname.startswith(_TESTING):
         return True
-    return instruction.opname.startswith("CALL") and _called(frame, instruction) in _READING
-
-
-def _called(frame: FrameType, instruction: dis.Instruction) -> str:
-    """Return the last name of what a call's source text calls: "item" of ``loss.item()``."""
-    at = instruction.positions
-    if at is None or at.lineno is None or at.end_lineno is None:
-        return ""
+    if not instruction.opname.startswith("CALL"):
+        return False
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    text = "".join(lines[at.lineno - 1 : at.end_lineno]).encode()
-    end = len(text) - len("".join(lines[at.end_lineno - 1 : at.end_lineno]).encode())
+    positions: Any = instruction.positions
     try:
-        parsed: Any = syntax.parse(
-            text[at.col_offset or 0 : end + (at.end_col_offset or 0)].decode()
-        )
+        parsed: Any = syntax.parse(ast.get_source_segment("".join(lines), positions) or "")
         func = parsed.body[0].value.func
-    except (SyntaxError, ValueError, AttributeError, IndexError):
-        return ""
-    return str(getattr(func, "attr", "") or getattr(func, "id", ""))
+    except (SyntaxError, ValueError, TypeError, AttributeError, IndexError):
+        return False
+    # The last name of what is called: "item" of ``loss.item()``.
+    return (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING

@@ -63,7 +63,7 @@ class MainThread(Component):
             raise Aborted("aborted (%ddp_abort)")
 
     def awaits_gpu(self, on: bool) -> None:
-        """What ran has ended in Python, and its GPU has work left; not `on`: none any more.
+        """Note that what ran has ended in Python, and its GPU has work left; not `on`: no more.
 
         Raises Aborted where it was aborted meanwhile: what the GPU has computed is of no use.
         """

@@ -165,22 +165,8 @@ def take_place(group: Any, inner: Any, parent: Any = None) -> None:
     # `inner` where it is, and the group works unobserved.
     maps = [getattr(world, name) for name in _BY_GROUP]
     tagged = world.tags_to_pg
-    _lend(group, inner, world.pg_backend_config[inner if parent is None else parent])
-    for each in maps:
-        if inner in each:
-            each[group] = each.pop(inner)
-    for groups in tagged.values():
-        groups[:] = [group if each is inner else each for each in groups]
-    # Functional collectives find a group by its name.
-    unregister = getattr(distributed_c10d, "_unregister_process_group", None)
-    register = getattr(distributed_c10d, "_register_process_group", None)
-    if parent is None and register is not None and unregister is not None:
-        unregister(inner.group_name)
-        register(inner.group_name, group)
-
-
-def _lend(group: Any, inner: Any, backends: str) -> None:
-    """Give `group` the name of `inner` and its `backends`, which torch has written by device."""
+    # The backends of `inner`, which torch has written by device, and its name.
+    backends = world.pg_backend_config[inner if parent is None else parent]
     kinds = dist.ProcessGroup.BackendType.__members__
     for entry in backends.split(","):
         name_of_device, _, name = entry.partition(":")
@@ -192,6 +178,17 @@ def _lend(group: Any, inner: Any, backends: str) -> None:
         group.bound_device_id = inner.bound_device_id
     group._set_group_name(inner.group_name)
     group._set_group_desc(inner.group_desc)
+    for each in maps:
+        if inner in each:
+            each[group] = each.pop(inner)
+    for groups in tagged.values():
+        groups[:] = [group if each is inner else each for each in groups]
+    # Functional collectives find a group by its name.
+    unregister = getattr(distributed_c10d, "_unregister_process_group", None)
+    register = getattr(distributed_c10d, "_register_process_group", None)
+    if parent is None and register is not None and unregister is not None:
+        unregister(inner.group_name)
+        register(inner.group_name, group)
 
 
 def send_together(is_ours: Callable[[Any], bool]) -> None:
@@ -467,7 +464,16 @@ def abort_nccl() -> None:
     returns, without an error and with a wrong value. `destroy_process_group` would wait for the
     GPU itself. The groups are of no use afterwards.
     """
-    backends = _nccl_backends()
+    kind = getattr(dist, "ProcessGroupNCCL", ())  # no class in a torch without NCCL
+    by_id: dict[int, Any] = {}  # groups may share a backend
+    for group in known_groups():
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError):  # no backend for this device
+                backend = group._get_backend(device)
+                backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+                if isinstance(backend, kind) and hasattr(backend, "abort"):
+                    by_id[id(backend)] = backend
+    backends = list(by_id.values())
     # Together, as torch does: one alone may wait for another that hangs.
     together = len(backends) > 1 and all(hasattr(each, "_group_start") for each in backends)
     if together:
@@ -477,20 +483,6 @@ def abort_nccl() -> None:
             backend.abort()
     if together:
         backends[0]._group_end()
-
-
-def _nccl_backends() -> list[Any]:
-    """NCCL's part of each group, once where groups share it; none of a torch without NCCL."""
-    kind = getattr(dist, "ProcessGroupNCCL", None)
-    backends: dict[int, Any] = {}
-    for group in known_groups():
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(RuntimeError):  # no backend for this device
-                backend = group._get_backend(device)
-                backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-                if kind is not None and isinstance(backend, kind) and hasattr(backend, "abort"):
-                    backends[id(backend)] = backend
-    return list(backends.values())
 
 
 def in_backward() -> bool:

@@ -209,7 +209,7 @@ class CudaOnCpu:
         return call
 
     def _told(self, becomes: Callable[[Any], Any], value: Any) -> Any:
-        """What `value` becomes; where it changes the user is told, once."""
+        """Return what `value` becomes; where it changes, report that to the user, once."""
         other = becomes(value)
         if other is not value and other != value:
             self._say()

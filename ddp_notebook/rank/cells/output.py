@@ -136,6 +136,7 @@ class RankStream(io.TextIOBase):
 
     def calm_down(self) -> bool:
         """Leave the fast path when it was quiet for some time; True while it is used."""
+        self._wrapper.flush()
         self._calm_polls = 0 if self._pieces else self._calm_polls + 1
         if self._calm_polls > 10:
             self.end_fast_path()
@@ -262,13 +263,19 @@ class OutputForwarder(Component):
                 for stream in self.streams:
                     stream.begin_fast_path()
             if self.fast:
-                for stream in self.streams:
-                    stream._wrapper.flush()
                 still_fast = [stream.calm_down() for stream in self.streams]
                 self.fast = any(still_fast)
                 self.settle()
             self._collect_written()
-            self._collect_log()
+            # What C code, subprocesses and forked workers wrote to the process's own streams.
+            for path, what in self._logs.items():
+                offset, size = self._log_offsets[path], _size(path)
+                if size > offset:
+                    with contextlib.suppress(OSError), path.open("rb") as log:
+                        log.seek(offset)
+                        data = whole_characters(log.read(size - offset))
+                        self._log_offsets[path] += len(data)
+                        self._send(what, data)
             return FAST_PATH_POLL_S if self.fast else self._look_every_s
 
     def printed(self) -> int | None:
@@ -308,18 +315,6 @@ class OutputForwarder(Component):
         for what, pieces in itertools.groupby(written, operator.itemgetter(0)):
             data = (p if isinstance(p, bytes) else p.encode("utf-8", "replace") for _, p in pieces)
             self._send(what, b"".join(data))
-
-    def _collect_log(self) -> None:
-        """Collect what C code, subprocesses and forked workers wrote to the process's streams."""
-        for path, what in self._logs.items():
-            offset = self._log_offsets[path]
-            size = _size(path)
-            if size > offset:
-                with contextlib.suppress(OSError), path.open("rb") as log:
-                    log.seek(offset)
-                    data = whole_characters(log.read(size - offset))
-                    self._log_offsets[path] += len(data)
-                    self._send(what, data)
 
     def _send(self, what: OutputKind, data: bytes) -> None:
         room = max(0, LIMIT_BYTES - TAIL_BYTES - self._sent_bytes)

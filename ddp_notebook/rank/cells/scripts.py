@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import importlib.util
 import io
 import linecache
@@ -179,9 +180,22 @@ class ScriptProcess:
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # The first frame is this one; the user's begins after it.
-            trace = error.__traceback__
-            error = error.with_traceback(trace.tb_next if trace is not None else None)
-            self._show_error(error)
+            error = error.with_traceback(getattr(error.__traceback__, "tb_next", None))
+            hook = sys.excepthook
+            torchs = str(getattr(hook, "__module__", "")).startswith("torch.")
+            if raised.is_interrupt(error):
+                pass  # the session tells of it itself
+            elif hook is not sys.__excepthook__ and not torchs:
+                hook(type(error), error, error.__traceback__)
+            else:
+                # Without a line of the script its code could not be compiled.
+                began = raised.line_of(error, script.path)
+                trace = raised.without_ours(error.__traceback__, core.user_code) if began else None
+                format_error = functools.partial(
+                    traceback.format_exception, type(error), error, trace
+                )
+                lines = syntax.alone(format_error)
+                self._show("".join(lines).rstrip())
             self._ending.stop_at(error)
             return error
         return None
@@ -201,20 +215,6 @@ class ScriptProcess:
         except (OSError, ValueError, AttributeError):
             pass  # it has closed its streams, or put something else there
         return error
-
-    def _show_error(self, error: BaseException) -> None:
-        """As Python does, or the script's own hook; the session tells of an interrupt itself."""
-        if raised.is_interrupt(error):
-            return
-        hook = sys.excepthook
-        torchs = str(getattr(hook, "__module__", "")).startswith("torch.")
-        if hook is not sys.__excepthook__ and not torchs:
-            hook(type(error), error, error.__traceback__)
-            return
-        began = raised.line_of(error, self._script.path)  # else its code could not be compiled
-        trace = raised.without_ours(error.__traceback__, self._core.user_code) if began else None
-        lines = syntax.alone(lambda: traceback.format_exception(type(error), error, trace))
-        self._show("".join(lines).rstrip())
 
     def _show(self, text: str) -> bool:
         if os.getpid() != self._pid:

@@ -195,39 +195,38 @@ class RankShell(Component):
             compiler: Any = compile,
             result: Any = None,
         ) -> bool:
+            raised: bool
             if cell_name != self.file_name:
-                raised: bool = await run_nodes(nodelist, cell_name, interactivity, compiler, result)
+                raised = await run_nodes(nodelist, cell_name, interactivity, compiler, result)
                 return raised
-            return await self._run_as_module(nodelist, compiler, result)
+            if not nodelist:
+                return False
+            module = cell_ast.as_module(nodelist, _RESULT_NAME)
+            ast.increment_lineno(module, 1 + self._blank)
+            lines = linecache.getlines(self.file_name)
+            text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
+            # Without a time (None) `linecache.checkcache` never drops the entry, though no such
+            # file is there. The magic's own line comes first: lines are then numbered as in the
+            # notebook.
+            linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
+            self.debugger.begins(module, self.file_name)
+            cell_ast.begin_with(module, _BEGIN_NAME)
+            try:
+                with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+                    code = compiler(module, self.file_name, "exec")
+            except (SyntaxError, ValueError, OverflowError) as error:
+                result.error_before_exec = error
+                self.shell.showsyntaxerror()
+                return True
+            if not any(isinstance(value, CodeType) for value in code.co_consts):
+                self._bare.append(self.file_name)
+            while len(self._bare) > engine_private.INPUTS:
+                linecache.cache.pop(self._bare.popleft(), None)
+            is_async = bool(code.co_flags & inspect.CO_COROUTINE)
+            raised = await self.shell.run_code(code, result, async_=is_async)
+            return raised
 
         to_tree = compiler.ast_parse
         compiler.ast_parse = lambda *about, **named: syntax.alone(lambda: to_tree(*about, **named))
         compiler.get_code_name = get_code_name
         self.shell.run_ast_nodes = run_ast_nodes
-
-    async def _run_as_module(self, nodes: list[ast.stmt], compiler: Any, result: Any) -> bool:
-        if not nodes:
-            return False
-        module = cell_ast.as_module(nodes, _RESULT_NAME)
-        ast.increment_lineno(module, 1 + self._blank)
-        lines = linecache.getlines(self.file_name)
-        text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
-        # Without a time (None) `linecache.checkcache` never drops the entry, though no such file is
-        # there. The magic's own line comes first: lines are then numbered as in the notebook.
-        linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
-        self.debugger.begins(module, self.file_name)
-        cell_ast.begin_with(module, _BEGIN_NAME)
-        try:
-            with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
-                code = compiler(module, self.file_name, "exec")
-        except (SyntaxError, ValueError, OverflowError) as error:
-            result.error_before_exec = error
-            self.shell.showsyntaxerror()
-            return True
-        if not any(isinstance(value, CodeType) for value in code.co_consts):
-            self._bare.append(self.file_name)
-        while len(self._bare) > engine_private.INPUTS:
-            linecache.cache.pop(self._bare.popleft(), None)
-        is_async = bool(code.co_flags & inspect.CO_COROUTINE)
-        raised: bool = await self.shell.run_code(code, result, async_=is_async)
-        return raised

@@ -240,7 +240,16 @@ class Debugger(Component):
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
             if has_breakpoints and os.getpid() != self._pid:
-                self._say_passed(frame)
+                # A process that this one forked passes a breakpoint. No other pass is of interest,
+                # and without the lines the process is faster.
+                self.backend.watch({})
+                if not self._said_in_child[0]:  # once in a run
+                    self._said_in_child[0] = 1
+                    sys_stdout(
+                        f"A breakpoint was passed at {self._user_code.describe(frame)}, in a "
+                        "process that the rank started, such as a DataLoader's worker: none stops "
+                        "there. To stop there: DataLoader(num_workers=0)\n"
+                    )
             return
         goal = self.backend.goal
         reached = goal is not None and goal.reached(frame)
@@ -252,19 +261,9 @@ class Debugger(Component):
                     reasons = self.breakpoints.hit(frame)
         if reached:
             self._passing[threading.get_ident()] = id(frame), frame.f_lineno
-        if reached or reasons:
-            self._stop(frame, "; ".join(reasons))
-
-    def _say_passed(self, frame: FrameType) -> None:
-        """A process that this one forked passes a breakpoint: say so, once in a run."""
-        self.backend.watch({})  # no other pass is of interest, and without it the process is faster
-        if not self._said_in_child[0]:
-            self._said_in_child[0] = 1
-            sys_stdout(
-                f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that "
-                "the rank started, such as a DataLoader's worker: none stops there. To stop there: "
-                "DataLoader(num_workers=0)\n"
-            )
+        elif not reasons:
+            return
+        self._stop(frame, "; ".join(reasons))
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside
@@ -363,9 +362,18 @@ class Debugger(Component):
 
     def move(self, order: Move) -> calls.Moved:
         """Resume the thread that is paused at a line or before a collective. Any thread."""
-        stop = self.stopped
+        stop, gate = self.stopped, self._gate
         if stop is None:
-            return self._move_from_gate(order)
+            # The main thread may be paused before a collective.
+            if gate.at is None:
+                if order.how is How.END:  # a step that is under way ends nowhere
+                    self.backend.release()
+                    gate.resume()
+                return calls.Moved(0)
+            if order.how is How.COLLECTIVE:
+                return calls.Moved(0, collective=gate.step())
+            self._after_gate = order
+            return calls.Moved(0, collective=gate.resume())
         if stop.ordered:
             return calls.Moved(stop.number)
         if stop.over and order.how not in (How.NEXT, How.END):
@@ -373,8 +381,9 @@ class Debugger(Component):
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
         frame = with_line(stop.frame, order.line)
         if order.how is How.LINE and not has_line(frame, order.line):
-            function = frames.own_name(frame.f_code)
-            function = "the code outside functions" if function == "<module>" else function
+            function = frames.own_name(frame.f_code).replace(
+                "<module>", "the code outside functions"
+            )
             return calls.Moved(
                 0,
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
@@ -382,18 +391,6 @@ class Debugger(Component):
             )
         stop.resume(order)
         return calls.Moved(stop.number)
-
-    def _move_from_gate(self, order: Move) -> calls.Moved:
-        """Resume the main thread, if it is paused before a collective."""
-        if self._gate.at is None:
-            if order.how is How.END:  # a step that is under way ends nowhere
-                self.backend.release()
-                self._gate.resume()
-            return calls.Moved(0)
-        if order.how is How.COLLECTIVE:
-            return calls.Moved(0, collective=self._gate.step())
-        self._after_gate = order
-        return calls.Moved(0, collective=self._gate.resume())
 
     def set_breakpoints(self, wanted: calls.Breakpoints) -> calls.Bounds:
         """Have these breakpoints and no others; where each is. Any thread."""

@@ -79,7 +79,18 @@ class Expressions:
             # and stream, thread-locals) counts in the expression as in the code around.
             if stop is not None:
                 return stop.ask(lambda: self._evaluated(wanted, frame), _WITHIN_S)
-            return self._evaluated_aside(wanted, frame)
+            # Else in a thread of its own: who asks must be able to ask again if it never ends.
+            answer: Future[Evaluated] = Future()
+
+            def work() -> None:
+                try:
+                    with self.debugger.aside():
+                        answer.set_result(self._evaluated(wanted, frame))
+                except BaseException as error:  # noqa: BLE001  # the user's; who waits is ours
+                    answer.set_exception(RuntimeError(_in_words(error)))
+
+            threading.Thread(target=work, name="ddp-expression", daemon=True).start()
+            return answer.result(_WITHIN_S)
         except TimeoutError:
             return Evaluated(
                 problem=f"it did not answer within {_WITHIN_S:g} s and still evaluates, as a "
@@ -106,20 +117,6 @@ class Expressions:
             return stop, self.debugger.places(stop), False
         places, busy = self.variables.standing()
         return None, places, busy and bool(places)
-
-    def _evaluated_aside(self, wanted: Expression, frame: FrameType | None) -> Evaluated:
-        """Evaluate in a thread of its own: who asks must be able to ask again if it never ends."""
-        answer: Future[Evaluated] = Future()
-
-        def work() -> None:
-            try:
-                with self.debugger.aside():
-                    answer.set_result(self._evaluated(wanted, frame))
-            except BaseException as error:  # noqa: BLE001  # of the user's; the waiting thread is ours
-                answer.set_exception(RuntimeError(_in_words(error)))
-
-        threading.Thread(target=work, name="ddp-expression", daemon=True).start()
-        return answer.result(_WITHIN_S)
 
     def _evaluated(self, wanted: Expression, frame: FrameType | None) -> Evaluated:
         """The value in a frame; without one, in a cell's."""

@@ -190,7 +190,7 @@ def _imported_from(tree: ast.AST, package: str | None, name: str) -> str:
 
 
 def defined_at(tree: ast.AST, name: str) -> int:
-    """Return the first line of the function of that name in `tree`; 0 where there is none.
+    """Return the first line of the function of that name in `tree`; 0 without such a function.
 
     Of a class: of its `forward`, or else of its `__init__`.
     """

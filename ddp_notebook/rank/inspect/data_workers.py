@@ -83,7 +83,11 @@ class DataWorkers(Component):
         self._ran[pid] = ran, since_s
         still_s = now_s - since_s
         locked = still_s > 0 and _waits_for_ever(pid)
-        forked = self._stacks >= 0 and _catches_signal(pid)
+        caught = 0  # a process that does not catch the signal would be ended by it
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            caught = int(status.split("SigCgt:")[1].split()[0], 16)
+        forked = self._stacks >= 0 and bool(caught >> (_SIGNAL - 1) & 1)
         if locked and forked and pid not in self._places and still_s > 1.0:
             self._places[pid] = self._place_of(pid)
             # It ran to answer, and would seem to have gone on.
@@ -181,12 +185,3 @@ def _stat(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return stat_fields(Path(f"/proc/{pid}/stat"))
     return []
-
-
-def _catches_signal(pid: int) -> bool:
-    """Return whether a process will write its stack: the signal would end any other process."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
-    return False

@@ -24,19 +24,15 @@ def objects_of(*kinds: type) -> list[Any]:
     gc.disable()  # a collection would put objects into another generation meanwhile
     try:
         for generation in range(3):
-            found += _in_one_call(generation, kinds)
+            # Threads change between bytecodes, so both lists must come and go within the one call
+            # of `list`: all that it calls is C. The second list is the first one and a few more,
+            # which must be used up as well: it contains what refers to it.
+            objects, again = (
+                chain.from_iterable(starmap(gc.get_objects, ((generation,),))) for _ in range(2)
+            )
+            wanted = map(issubclass, map(type, again), repeat(kinds))
+            found += list(chain(compress(objects, wanted), compress(again, repeat(False))))
     finally:
         if collects:
             gc.enable()
     return found
-
-
-def _in_one_call(generation: int, kinds: tuple[type, ...]) -> list[Any]:
-    # Threads change between bytecodes, so both lists must come and go within the one call of
-    # `list`: all that it calls is C. The second list is the first one and a few more, which must
-    # be used up as well: it contains what refers to it.
-    objects, again = (
-        chain.from_iterable(starmap(gc.get_objects, ((generation,),))) for _ in range(2)
-    )
-    wanted = map(issubclass, map(type, again), repeat(kinds))
-    return list(chain(compress(objects, wanted), compress(again, repeat(False))))

@@ -143,7 +143,8 @@ class Children:
         self._pid = os.getpid()
         self._known = -1
         """The process that is known as a rank of a job that the script starts; -1 for none."""
-        self._warned = False
+        self._warned = self._alone
+        """There is nothing more to warn of: a script that runs once may start ranks."""
 
     def expect(self) -> None:
         """Prepare for them, once, before the script begins."""
@@ -189,23 +190,21 @@ class Children:
             return
         if os.getpid() != self._pid:
             self._known = os.getpid()
-            if not self._alone and not self._warned and arguments.rank == 0:
+            if not self._warned and arguments.rank == 0:
                 self._warn("ranks")
-            self._appear_here(arguments.rank, arguments.world_size)
+            # It was forked from the script's with the runtime, which goes on in a rank.
+            own = about(arguments.rank, arguments.world_size)
+            folder = job_folder.make(own, self._folder)
+            if folder is not None:
+                note_the_end(folder)
+                write_stacks_when_ended(folder)
+                self._watched.process.becomes(arguments.rank, folder)
+                self._watched.observer.open_log()
+                self._watched.hooks.count_in_child()
+                _begin(self._watched, folder)
         elif self._alone and (arguments.world_size or 1) > 1:
             self._known = os.getpid()
             self._appear_too(arguments.rank, arguments.world_size)
-
-    def _appear_here(self, rank: int, world_size: int | None) -> None:
-        """This process was forked from the script's with the runtime, which goes on in a rank."""
-        folder = job_folder.make(about(rank, world_size), self._folder)
-        if folder is not None:
-            note_the_end(folder)
-            write_stacks_when_ended(folder)
-            self._watched.process.becomes(rank, folder)
-            self._watched.observer.open_log()
-            self._watched.hooks.count_in_child()
-            _begin(self._watched, folder)
 
     def _appear_too(self, rank: int, world_size: int | None) -> None:
         """The script's own process is one rank, and those that it starts are the others."""

@@ -65,7 +65,21 @@ class StoreClient:
     def _await_listener(self, host: str, port: int, timeout_s: float, plan: SetUpPlan) -> None:
         """Poll until a connection succeeds. Raises StageError when aborted or after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while (why := self._try_to_connect(host, port)) is not None:
+        while True:
+            addresses = self._resolver.lookup(host)
+            if not addresses:
+                why = f"the resolver has not answered what {host} is"
+            elif isinstance(addresses, str):
+                why = f"{host} does not resolve ({addresses})"
+            else:
+                for address in addresses:
+                    try:
+                        socket.create_connection((address, port), 1.0).close()
+                        self._main_thread.doing = ""
+                        return
+                    except OSError as error:
+                        reason = error.strerror or "no answer"
+                why = f"nothing answers at {host}:{port} ({reason.lower()})"
             self._main_thread.doing = f"store: {why}"
             if self._main_thread.abort.wait(0.1):
                 raise StageError("aborted", "%ddp_init")
@@ -74,22 +88,6 @@ class StoreClient:
                     f"The store at {host}:{port} did not answer within {timeout_s:g} s: {why}.",
                     "%ddp_why compares this rank's MASTER_ADDR and MASTER_PORT with the others'",
                 )
-        self._main_thread.doing = ""
-
-    def _try_to_connect(self, host: str, port: int) -> str | None:
-        """None if a process listens at `host`:`port`, else why the connection failed."""
-        addresses = self._resolver.lookup(host)
-        if not addresses:
-            return f"the resolver has not answered what {host} is"
-        if isinstance(addresses, str):
-            return f"{host} does not resolve ({addresses})"
-        for address in addresses:
-            try:
-                socket.create_connection((address, port), 1.0).close()
-                return None
-            except OSError as error:
-                reason = error.strerror or "no answer"
-        return f"nothing answers at {host}:{port} ({reason.lower()})"
 
     def await_keys(self, store: dist.Store, keys: list[str], plan: SetUpPlan) -> None:
         """Wait until all `keys` are in the store. Raises StageError when aborted or too late."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,25 +39,11 @@ class OwnStores(Component):
         self._sockets = sockets
 
     def attach(self) -> None:
-        """Call torch's constructor through a function that records it. Done once."""
-        torchs = dist.TCPStore.__init__
-        if not hasattr(torchs, _MARK):
-            setattr(dist.TCPStore, _CONSTRUCTOR, self._noted(torchs))
-        prefixed = dist.PrefixStore.__init__
-        if hasattr(prefixed, _MARK):
+        """Call torch's constructors through functions that record it. Done once."""
+        opened, prefixed = dist.TCPStore.__init__, dist.PrefixStore.__init__
+        if hasattr(opened, _MARK):
             return
 
-        def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
-            prefixed(store, *args, **named)
-            # torch's object has no attribute for it.
-            prefix = args[0] if args else named.get("prefix")
-            if isinstance(prefix, str):
-                prefixes[store] = prefix
-
-        setattr(prefixes_store, _MARK, True)
-        setattr(dist.PrefixStore, _CONSTRUCTOR, functools.update_wrapper(prefixes_store, prefixed))
-
-    def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
         def opens_store(store: Any, *args: Any, **named: Any) -> None:
             main, calls = self._main_thread, self._init_calls.calls
             # Within a call of init_process_group, or a setup, it is torch's own store, or ours.
@@ -68,19 +54,27 @@ class OwnStores(Component):
                 calls.arguments = arguments or calls.arguments
             # A caller with a shorter timeout expects that no store may answer.
             if arguments is None or (arguments.timeout_s or 0) < 60.0:
-                torchs(store, *args, **named)
+                opened(store, *args, **named)
                 return
             main.waiting_in = "store"
             self._sockets.group_begins()
             try:
-                torchs(store, *args, **named)
+                opened(store, *args, **named)
             finally:
                 self._sockets.group_ended()
                 main.waiting_in = ""
             main.end_if_aborted()  # it is a stand-in that has answered
 
+        def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
+            prefixed(store, *args, **named)
+            # torch's object has no attribute for it.
+            prefix = next(iter(args), named.get("prefix"))
+            if isinstance(prefix, str):
+                prefixes[store] = prefix
+
         setattr(opens_store, _MARK, True)
-        return functools.update_wrapper(opens_store, torchs)
+        setattr(dist.TCPStore, _CONSTRUCTOR, functools.update_wrapper(opens_store, opened))
+        setattr(dist.PrefixStore, _CONSTRUCTOR, functools.update_wrapper(prefixes_store, prefixed))
 
 
 def _arguments(args: Sequence[Any], named: Mapping[str, Any]) -> InitArguments | None:

@@ -78,7 +78,9 @@ class Reachability:
         try:
             with socket.create_connection((addresses[0], port), PROBE_TIMEOUT_S) as connection:
                 if torch_private.is_store(connection) is False:
-                    return model.Probe(target, "other", "what answers is not a store of torch's")
+                    return model.Probe(
+                        target, "other", "the process that answers is not a store of torch's"
+                    )
                 return model.Probe(target, "open")
         except TimeoutError:
             return model.Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")

@@ -188,7 +188,12 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     given_rank = rank if rank >= 0 else number(query.get("rank"))
     given_size = world_size if world_size >= 0 else number(query.get("world_size"))
     if parsed.scheme == "file":
-        stale = _was_here(parsed.path, given_rank)
+        # A file that this rank has not written to may have its address, from an earlier run.
+        data = b""
+        with contextlib.suppress(OSError), files.opened(Path(parsed.path)) as stream:
+            data = stream.read(1 << 20)
+        address_of_rank = rb"default_pg/0//\w+//0/%d(?!\d)" % (given_rank or 0)
+        stale = re.search(address_of_rank, data) is not None
         return made("file", given_rank, given_size, path=parsed.path, stale=stale)
     raw = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if parsed.scheme == "tcp":
@@ -223,16 +228,6 @@ def _which(store: Any) -> str:
         case dist.HashStore():
             return PRIVATE_STORE
     return ""
-
-
-def _was_here(path: str, rank: int | None) -> bool:
-    """True if a file that this rank has not written to has its address, from an earlier run."""
-    try:
-        with files.opened(Path(path)) as stream:
-            data = stream.read(1 << 20)
-    except OSError:
-        return False
-    return re.search(rb"default_pg/0//\w+//0/%d(?!\d)" % (rank or 0), data) is not None
 
 
 def number(text: str | None) -> int | None:

@@ -54,7 +54,7 @@ class Rescue(Component):
         self._stand_ins.clear()
 
     def free(self) -> Freed:
-        """Shut down torch's connections; where there are none, stand in for what it waits for.
+        """Shut down torch's connections; without any, stand in for what it waits for.
 
         It breaks the process group, and is harmless otherwise if nothing is blocked. Workers of the
         DataLoader in which the main thread waits are ended.

@@ -32,7 +32,7 @@ class TorchSockets(Component):
         """End the connections of earlier groups. Sockets opened from now on are torch's.
 
         The groups are destroyed next, and gloo's waits then for the collectives that it was left
-        with, up to half an hour: a rank that did not wait for one is idle, and nobody frees it.
+        with, up to half an hour: a rank that did not wait for one is idle, and nothing frees it.
         """
         self.shut_down()
         self._torchs.clear()
@@ -82,29 +82,24 @@ class TorchSockets(Component):
         Listeners are replaced: a store's thread that fails to accept aborts the process. A process
         that may open no more files is allowed as many as the system gives it.
         """
-        null = _opened(os.devnull)
+        opened: list[int] = []
+        try:
+            while len(opened) < _NEEDED:
+                opened.append(os.open(os.devnull, os.O_RDWR))
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            opened = opened or [os.open(os.devnull, os.O_RDWR)]
+        null, *spare = opened
+        for descriptor in spare:
+            os.close(descriptor)
         for inode, fd in sorted(_inodes().items()):
             if _listening_at(fd):
                 os.dup2(null, fd)
             elif groups or inode not in self._torchs:
                 _shut_down(fd)
         os.close(null)
-
-
-def _opened(path: str) -> int:
-    """A descriptor of it; where the process has about as many as it may, it is allowed more."""
-    opened: list[int] = []
-    try:
-        while len(opened) < _NEEDED:
-            opened.append(os.open(path, os.O_RDWR))
-    except OSError:
-        with contextlib.suppress(OSError, ValueError):
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        opened = opened or [os.open(path, os.O_RDWR)]
-    for descriptor in opened[1:]:
-        os.close(descriptor)
-    return opened[0]
 
 
 def _inodes() -> dict[int, int]:

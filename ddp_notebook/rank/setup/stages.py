@@ -85,11 +85,34 @@ class SetUp:
         bring_up = self._bring_up
         if bring_up is None:
             raise RuntimeError("setup was not prepared")
-        self._main_thread.paused_before = ""
+        main_thread, events, plan = self._main_thread, self._events, bring_up.plan
+        main_thread.paused_before = ""
         while bring_up.left and bring_up.left[0].number <= to.number:
-            if not self._run_stage(bring_up.left[0], bring_up):
+            stage, failed = bring_up.left[0], None
+            pass_stage, waiting_for = bring_up.step(stage)
+            events.emit(StageStarted, stage=stage, waiting_for=waiting_for)
+            main_thread.running, main_thread.doing = True, ""
+            try:
+                detail = pass_stage()
+            except StageError as error:
+                failed = error
+            except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
+                # torch's own errors are RuntimeErrors; their text is shown to the user unchanged.
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                remedy = f"More in the rank's log: %ddp_output --ranks {plan.rank} --log"
+                failed = StageError(text[:500], remedy)
+            finally:
+                main_thread.running, main_thread.waiting_in, main_thread.doing = False, "", ""
+            if failed is not None:
+                aborted = main_thread.abort.is_set()
+                cause = "aborted (%ddp_abort)" if aborted else failed.cause
+                category, remedy = failed.category, failed.remedy
+                main_thread.error = Failure("StageError", cause, category, remedy)
+                events.emit(StageFailed, stage=stage, cause=cause, remedy=remedy, category=category)
                 self._watched.init_calls.calls.inside = False
                 return False
+            device, pid = plan.device, os.getpid()
+            events.emit(StageFinished, stage=stage, detail=detail, device=device, pid=pid)
             bring_up.left.pop(0)
         if bring_up.left:
             self._pause_before(bring_up.left[0])
@@ -100,33 +123,6 @@ class SetUp:
     def _pause_before(self, stage: Stage) -> None:
         self._main_thread.paused_before = stage.value
         self._events.emit(StagePaused, stage=stage)
-
-    def _run_stage(self, stage: Stage, bring_up: BringUp) -> bool:
-        main_thread, events, plan = self._main_thread, self._events, bring_up.plan
-        pass_stage, waiting_for = bring_up.step(stage)
-        events.emit(StageStarted, stage=stage, waiting_for=waiting_for)
-        failed: StageError | None = None
-        main_thread.running, main_thread.doing = True, ""
-        try:
-            detail = pass_stage()
-        except StageError as error:
-            failed = error
-        except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
-            # torch's own errors are RuntimeErrors; their text is shown to the user unchanged.
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            remedy = f"More in the rank's log: %ddp_output --ranks {plan.rank} --log"
-            failed = StageError(text[:500], remedy)
-        finally:
-            main_thread.running, main_thread.waiting_in, main_thread.doing = False, "", ""
-        if failed is not None:
-            aborted = main_thread.abort.is_set()
-            cause = "aborted (%ddp_abort)" if aborted else failed.cause
-            category, remedy = failed.category, failed.remedy
-            main_thread.error = Failure("StageError", cause, category, remedy)
-            events.emit(StageFailed, stage=stage, cause=cause, remedy=remedy, category=category)
-            return False
-        events.emit(StageFinished, stage=stage, detail=detail, device=plan.device, pid=os.getpid())
-        return True
 
 
 class BringUp:

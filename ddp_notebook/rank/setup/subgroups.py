@@ -87,12 +87,12 @@ class Subgroups(Component):
         All ranks call it, with the same store, when the default group is new. What a member has
         no more (its process is new, or nothing there holds the group) is named and not made.
         """
-        lost: dict[_Key, _Subgroup] = {}
+        lost: dict[_Key, tuple[Any, NewGroup]] = {}
         seen: Counter[tuple[str, Ranks]] = Counter()
         for subgroup in self._lost:
-            if subgroup.group() is not None:
+            if (group := subgroup.group()) is not None:
                 named = str(subgroup.new.name), tuple(subgroup.new.members)
-                lost[*named, seen[named]] = subgroup
+                lost[*named, seen[named]] = group, subgroup.new
                 seen[named] += 1
         self._lost.clear()
         self.made_again.clear()
@@ -108,20 +108,16 @@ class Subgroups(Component):
                 texts.append(
                     f"no group of {name_ranks(members)} ({name_ranks(without)} lost it: new_group)"
                 )
-            else:
-                self._make(lost.get(key), members)
-                texts.append(f"group of {name_ranks(members)} made again")
+                continue
+            if key in lost:
+                group, before = lost[key]
+                made: Any = dist.new_group(members, timeout=before.timeout, backend=before.backend)
+                group.ddp_notebook_become(made)
+                self.made_again.add(group)
+                # The last one is `made`, which `new_group` has just added. It is let go: what the
+                # user holds is known by the object that became it.
+                self._known[-1] = _Subgroup(weakref.ref(group), self._known[-1].new)
+            else:  # this rank is no member
+                dist.new_group(members)
+            texts.append(f"group of {name_ranks(members)} made again")
         return " · ".join(texts)
-
-    def _make(self, before: _Subgroup | None, members: Ranks) -> None:
-        """Make one group; the object that a member has goes on as it."""
-        group = before.group() if before is not None else None
-        if before is None or group is None:  # no member
-            dist.new_group(members)
-            return
-        made: Any = dist.new_group(members, timeout=before.new.timeout, backend=before.new.backend)
-        group.ddp_notebook_become(made)
-        self.made_again.add(group)
-        # The last one is `made`, which `new_group` has just added. It is let go: what the user
-        # holds is known by the object that became it.
-        self._known[-1] = _Subgroup(before.group, self._known[-1].new)
