@@ -41,7 +41,7 @@ class HeldByUnit(NamedTuple):
 
 
 def root_of(frame: FrameType | None) -> Any:
-    """What all units of the model share in whose FSDP code these frames are; None for none."""
+    """Return what all units of the model share whose FSDP code these frames run; None for none."""
     for outer in islice(chain(frame), 24):
         if outer.f_globals.get("__name__") not in (PARAM_GROUP_MODULE, _STATE_MODULE):
             continue
@@ -87,12 +87,15 @@ def groups_of(state: Any) -> list[Any]:
 
 
 def purpose(frames: Iterable[FrameType]) -> str:
-    """What FSDP2 or DTensor communicates in these frames, innermost first; empty for neither."""
+    """Name what FSDP2 or DTensor communicates in these frames, innermost first; "" for neither."""
     for frame in frames:
         module, known = frame.f_globals.get("__name__"), ""
         with contextlib.suppress(*_CHANGED):
             if module == PARAM_GROUP_MODULE:
-                known = _of_unit(frame.f_locals["self"])
+                group = frame.f_locals["self"]
+                phase = str(group._training_state.name).rpartition("_")[2].lower()
+                phase = f", {phase}" if phase in ("forward", "backward") else ""
+                known = f"{group._module_fqn or 'the root'} (FSDP2{phase})"
             elif module == _REDISTRIBUTE_MODULE:
                 placed = []
                 for spec in ("current_spec", "target_spec"):
@@ -104,26 +107,20 @@ def purpose(frames: Iterable[FrameType]) -> str:
     return ""
 
 
-def _of_unit(group: Any) -> str:
-    phase = str(group._training_state.name).rpartition("_")[2].lower()
-    phase = f", {phase}" if phase in ("forward", "backward") else ""
-    return f"{group._module_fqn or 'the root'} (FSDP2{phase})"
-
-
 def in_use() -> bool:
     """True when this process has loaded FSDP2."""
     return _STATE_MODULE in sys.modules
 
 
 def local_part(tensor: Any) -> torch.Tensor | None:
-    """What this rank holds of a tensor; None where that is no plain tensor of a CPU."""
+    """Return what this rank holds of a tensor; None where that is no plain tensor of a CPU."""
     local = getattr(tensor, "_local_tensor", tensor)
     plain = type(local) in TENSORS
     return local.detach() if plain and local.is_cpu else None
 
 
 def placed_part(value: Any) -> tuple[torch.Tensor, str] | None:
-    """What this rank holds of a DTensor, and how the whole is placed; None for any other value.
+    """Return this rank's part of a DTensor, and how the whole is placed; None for other values.
 
     The public `to_local` records for autograd, and may wait for a collective.
     """
