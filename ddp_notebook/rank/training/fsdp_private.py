@@ -214,7 +214,19 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
     found: dict[tuple[int, str], HeldByUnit] = {}
     for group in list(_groups()):
         with contextlib.suppress(*_CHANGED):
-            again = group.post_forward_mesh_info is not None and not _becomes_root(group)
+            again = group.post_forward_mesh_info is not None
+            module = group.modules[0]
+            state = module._get_fsdp_state()
+            if again and state._is_root is None and state._auto_reshard_after_forward:
+                # Before the first forward: the root of a model, which no other unit has inside,
+                # stays gathered from then on.
+                inside = set(map(id, module.modules()))
+                firsts = (each.modules[0] for each in _groups())
+                again = any(
+                    id(module) in map(id, unit.modules())
+                    for unit in firsts
+                    if id(unit) not in inside
+                )
             gathers = ("forward", "backward") if again else ("forward",)
             ranks = members(getattr(group.mesh_info, "shard_process_group", None))
             for param in group.fsdp_params:
@@ -231,19 +243,6 @@ def members(group: Any) -> Ranks:
     with contextlib.suppress(*_CHANGED):
         return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
     return ()
-
-
-def _becomes_root(group: Any) -> bool:
-    """True before the first forward of a model whose root stays gathered from then on."""
-    module = group.modules[0]
-    state = module._get_fsdp_state()
-    if state._is_root is not None or not state._auto_reshard_after_forward:
-        return False
-    inside = {id(part) for part in module.modules()}
-    others = (each.modules[0] for each in _groups() if each is not group)
-    return not any(
-        id(module) in map(id, other.modules()) for other in others if id(other) not in inside
-    )
 
 
 def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...], Ranks]:

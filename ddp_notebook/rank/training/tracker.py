@@ -40,25 +40,6 @@ _STEPS_TO_BE_IDLE = 3
 # -- one DDP object --------------------------------------------------------------------
 
 
-def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """Parameters of one shape and equal values; not those of layers that are copies of another."""
-    # By a few values first: to compare each pair of tensors whole would take minutes. Constants
-    # (zeros of biases, ones of norms) are equal in any model, and layers made by deepcopy, as those
-    # of an encoder or a teacher's beside a student's, are equal under the same last names.
-    by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
-    for name, parameter in islice(module.named_parameters(), 2000):
-        values = _some_values(parameter) if parameter.dim() > 1 else ()
-        if len(set(values)) > 1:
-            by_values.setdefault((tuple(parameter.shape), values), []).append((name, parameter))
-    found = (
-        (one, other)
-        for those in by_values.values()
-        for (one, a), (other, b) in pairwise(those)
-        if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
-    )
-    return tuple(islice(found, 8))
-
-
 def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return {id(parameter) for group in groups for parameter in group["params"]}
@@ -114,7 +95,23 @@ class Replica(_Loaded):
             weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
         )
         self.moments = Moments(call_sites)
-        self.twins = _twins(module)
+        # Parameters of one shape and equal values. By a few values first: to compare each pair of
+        # tensors whole would take minutes. Constants (zeros of biases, ones of norms) are equal in
+        # any model, and layers made by deepcopy, as those of an encoder or a teacher's beside a
+        # student's, are equal under the same last names: neither count.
+        by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
+        for name, parameter in islice(module.named_parameters(), 2000):
+            values = _some_values(parameter) if parameter.dim() > 1 else ()
+            if len(set(values)) > 1:
+                alike = by_values.setdefault((tuple(parameter.shape), values), [])
+                alike.append((name, parameter))
+        twins = (
+            (one, other)
+            for alike in by_values.values()
+            for (one, a), (other, b) in pairwise(alike)
+            if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
+        )
+        self.twins = tuple(islice(twins, 8))
         self.inside = 0
         """Its forward is running."""
         self.handle: Any = None
