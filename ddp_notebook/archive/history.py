@@ -21,6 +21,7 @@ MOST_OUTPUTS = 2_000
 OUTPUT_CHARACTERS = 1_000
 """Of one piece of output, as much is kept."""
 _CHAPTER = 500
+_SILENCE_NS = 1_500_000_000
 _PLAIN = "text/plain"
 
 
@@ -56,8 +57,9 @@ class History:
         self._dropped = 0
         self._outputs: deque[Output] = deque(maxlen=MOST_OUTPUTS)
         self._written = 0
-        self._signs: dict[int, int] = {}
-        """Where in the newest chapter each rank's sign of life is that was its latest event."""
+        self._signs: dict[int, tuple[int, object]] = {}
+        """Where in the newest chapter each rank's sign of life is that was its latest event, and
+        what it says."""
 
     def changed(self, state: Snapshot) -> None:
         """The session itself made `state` of what there was."""
@@ -77,14 +79,18 @@ class History:
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
             else:
-                place, moment = self._signs.pop(event.rank, None), Moment(at_ns, event=event)
-                if place is not None and _is_continued(known[place], moment):
-                    known[place] = replace(known[place], until_ns=at_ns)
+                # A rank's signs of life that say the same are one moment with an end. Further apart
+                # they are a silence, and kept as two.
+                about = (event.doing, event.cell) if isinstance(event, Pulse) else None
+                place, before_it = self._signs.pop(event.rank, (0, ()))
+                latest = known[place] if about == before_it else None
+                if latest is not None and at_ns - max(latest.at_ns, latest.until_ns) < _SILENCE_NS:
+                    known[place] = replace(latest, until_ns=at_ns)
                 else:
                     place = len(known)
-                    self._add(moment)
-                if isinstance(event, Pulse):
-                    self._signs[event.rank] = place
+                    self._add(Moment(at_ns, event=event))
+                if about is not None:
+                    self._signs[event.rank] = place, about
 
     def kept(self) -> Kept:
         """Return all that is left, oldest first."""
@@ -112,16 +118,6 @@ class History:
             gone = len(self._chapters.popleft().moments)
             self._events -= gone
             self._dropped += gone
-
-
-def _is_continued(sign: Moment, later: Moment) -> bool:
-    """True of a rank's signs of life that say the same: they are one moment with an end."""
-    one, other = sign.event, later.event
-    if not isinstance(one, Pulse) or not isinstance(other, Pulse):
-        return False
-    # Further apart they are a silence, and kept as two.
-    near = later.at_ns - max(sign.at_ns, sign.until_ns) < 1_500_000_000
-    return near and (one.doing, one.cell) == (other.doing, other.cell)
 
 
 def _shortened(output: Output, at_ns: int) -> Output:

@@ -1,4 +1,4 @@
-"""What this rank's DDP objects and optimizers do, counted as they do it.
+"""The steps of this rank's DDP objects and optimizers, counted as they are made.
 
 A forward is through the wrapper or around it, under no_sync or not; the backward that follows
 is then reduced or is not; and a training step uses what the last backward gave. Counting costs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model import TensorDigest
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
-"""What happens to a backward's gradients; of several forwards the greatest counts."""
+"""The ways of a backward's gradients, reduced or not; of several forwards the greatest counts."""
 MOST_NAMES = 40
 """So many parameters are named in a report."""
 _STEPS_TO_BE_IDLE = 3
@@ -115,7 +115,7 @@ class Replica(_Loaded):
         self.inside = 0
         """Its forward is running."""
         self.handle: Any = None
-        """Of the hook by which a forward past the object is seen; None where there is none."""
+        """The handle of the hook by which a forward past the object is seen; None without one."""
         self.last_facts: Any = None
         """The last facts of an object that was deleted."""
         self.begin()
@@ -266,7 +266,7 @@ class Gradients:
         """Forget the last run."""
         self.factors: list[float | None] = []
         self.between: list[float | None] = []
-        """By what a backward's gradients were multiplied before the next one of the same step."""
+        """The factors of a backward's gradients before the next one of the same step."""
         self.pending_steps = 0
         self.watched = True
         """While this run has few steps."""
@@ -359,7 +359,7 @@ class TrackedOptimizer(_Loaded):
         self.steps = self.idle_steps = 0
         self.lrs: tuple[Any, ...] = ()
         self.metrics: list[float] = []
-        """What ReduceLROnPlateau was given first."""
+        """The first values that ReduceLROnPlateau was given."""
         self.options: tuple[str, ...] = ()
         self.place: Place | None = None
         self.pending_place: Place | None = None
@@ -369,7 +369,7 @@ class TrackedOptimizer(_Loaded):
         self._begin_looks()
         self.loads, self.load_place = 0, None
         self.copies: Copies | None = None
-        """What other ranks of a split model have too, from the first step of the run on."""
+        """The parameters that other ranks of a split model have too, from the first step on."""
         if self.gradients is not None:
             self.gradients.begin()
 
@@ -519,7 +519,7 @@ _MOST = 32
 
 
 class Tracker:
-    """What this process has counted of its DDP objects and optimizers."""
+    """The counts of this process's DDP objects and optimizers."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self.call_sites = call_sites
@@ -532,11 +532,11 @@ class Tracker:
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self._watched: list[Gradients] = []
-        """Those of the optimizers that have made few steps, while a backward is under way."""
+        """The gradients of optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self._buckets = self._small_buckets = 0
-        """Of the last backward, or of that which is under way."""
+        """The buckets of the last backward, or of the one under way."""
         self.begin()
 
     def begin(self) -> None:
