@@ -75,7 +75,12 @@ class History:
             at_ns = event.heard_ns or time.monotonic_ns()
             if isinstance(event, Output):
                 self._written += 1
-                self._outputs.append(_shortened(event, at_ns))
+                # Of figures and the like no more than their text is kept.
+                plain = event.data.get(_PLAIN)
+                data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
+                text = event.text[:OUTPUT_CHARACTERS]
+                output = structs.replace(event, text=text, data=data, metadata={}, heard_ns=at_ns)
+                self._outputs.append(output)
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
             else:
@@ -83,9 +88,11 @@ class History:
                 # they are a silence, and kept as two.
                 about = (event.doing, event.cell) if isinstance(event, Pulse) else None
                 place, before_it = self._signs.pop(event.rank, (0, ()))
-                latest = known[place] if about == before_it else None
-                if latest is not None and at_ns - max(latest.at_ns, latest.until_ns) < _SILENCE_NS:
-                    known[place] = replace(latest, until_ns=at_ns)
+                if (
+                    about == before_it
+                    and at_ns - max(known[place].at_ns, known[place].until_ns) < _SILENCE_NS
+                ):
+                    known[place] = replace(known[place], until_ns=at_ns)
                 else:
                     place = len(known)
                     self._add(Moment(at_ns, event=event))
@@ -118,14 +125,3 @@ class History:
             gone = len(self._chapters.popleft().moments)
             self._events -= gone
             self._dropped += gone
-
-
-def _shortened(output: Output, at_ns: int) -> Output:
-    """Return the output with its text cut, and of figures and the like no more than their text."""
-    if len(output.text) <= OUTPUT_CHARACTERS and not output.data and output.heard_ns:
-        return output
-    plain = output.data.get(_PLAIN) if output.data else None
-    data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
-    return structs.replace(
-        output, text=output.text[:OUTPUT_CHARACTERS], data=data, metadata={}, heard_ns=at_ns
-    )
