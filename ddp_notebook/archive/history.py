@@ -21,6 +21,7 @@ MOST_OUTPUTS = 2_000
 OUTPUT_CHARACTERS = 1_000
 """Of one piece of output, as much is kept."""
 _CHAPTER = 500
+_SILENCE_NS = 1_500_000_000
 _PLAIN = "text/plain"
 
 
@@ -56,8 +57,9 @@ class History:
         self._dropped = 0
         self._outputs: deque[Output] = deque(maxlen=MOST_OUTPUTS)
         self._written = 0
-        self._signs: dict[int, int] = {}
-        """Where in the newest chapter each rank's sign of life is that was its latest event."""
+        self._signs: dict[int, tuple[int, object]] = {}
+        """Where in the newest chapter each rank's sign of life is that was its latest event, and
+        what it says."""
 
     def changed(self, state: Snapshot) -> None:
         """The session itself made `state` of what there was."""
@@ -73,18 +75,29 @@ class History:
             at_ns = event.heard_ns or time.monotonic_ns()
             if isinstance(event, Output):
                 self._written += 1
-                self._outputs.append(_shortened(event, at_ns))
+                # Of figures and the like no more than their text is kept.
+                plain = event.data.get(_PLAIN)
+                data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
+                text = event.text[:OUTPUT_CHARACTERS]
+                output = structs.replace(event, text=text, data=data, metadata={}, heard_ns=at_ns)
+                self._outputs.append(output)
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
             else:
-                place, moment = self._signs.pop(event.rank, None), Moment(at_ns, event=event)
-                if place is not None and _is_continued(known[place], moment):
+                # A rank's signs of life that say the same are one moment with an end. Further apart
+                # they are a silence, and kept as two.
+                about = (event.doing, event.cell) if isinstance(event, Pulse) else None
+                place, before_it = self._signs.pop(event.rank, (0, ()))
+                if (
+                    about == before_it
+                    and at_ns - max(known[place].at_ns, known[place].until_ns) < _SILENCE_NS
+                ):
                     known[place] = replace(known[place], until_ns=at_ns)
                 else:
                     place = len(known)
-                    self._add(moment)
-                if isinstance(event, Pulse):
-                    self._signs[event.rank] = place
+                    self._add(Moment(at_ns, event=event))
+                if about is not None:
+                    self._signs[event.rank] = place, about
 
     def kept(self) -> Kept:
         """Return all that is left, oldest first."""
@@ -112,24 +125,3 @@ class History:
             gone = len(self._chapters.popleft().moments)
             self._events -= gone
             self._dropped += gone
-
-
-def _is_continued(sign: Moment, later: Moment) -> bool:
-    """True of a rank's signs of life that say the same: they are one moment with an end."""
-    one, other = sign.event, later.event
-    if not isinstance(one, Pulse) or not isinstance(other, Pulse):
-        return False
-    # Further apart they are a silence, and kept as two.
-    near = later.at_ns - max(sign.at_ns, sign.until_ns) < 1_500_000_000
-    return near and (one.doing, one.cell) == (other.doing, other.cell)
-
-
-def _shortened(output: Output, at_ns: int) -> Output:
-    """Return the output with its text cut, and of figures and the like no more than their text."""
-    if len(output.text) <= OUTPUT_CHARACTERS and not output.data and output.heard_ns:
-        return output
-    plain = output.data.get(_PLAIN) if output.data else None
-    data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
-    return structs.replace(
-        output, text=output.text[:OUTPUT_CHARACTERS], data=data, metadata={}, heard_ns=at_ns
-    )

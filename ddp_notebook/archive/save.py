@@ -44,6 +44,14 @@ def saved_run(
         paths = [record.path for issued in case.collectives.of.values() for record in issued]
         seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
         case = replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
+    # Of the package, Python and torch; of the ranks, or else installed here.
+    versions = {"python": platform.python_version()}
+    for name in ("ddp_notebook", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    reports = case.ranks if case is not None else ()
+    known = (report.process.versions for report in reports if report.process.versions)
+    versions |= next(known, {})
     collectives = case.collectives if case is not None else None
     diagnosis = diagnose_run(case) if case is not None else None
     # What post-run checks alone have found stands on more than the case.
@@ -58,7 +66,7 @@ def saved_run(
         diagnosis=found if stands else diagnosis,
         script=script,
         run=run,
-        versions=_versions(case),
+        versions=versions,
         dropped=Dropped(
             kept.dropped_events,
             kept.dropped_outputs if output else 0,
@@ -67,18 +75,6 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
-
-
-def _versions(case: Case | None) -> dict[str, str]:
-    """Return the versions of the package, Python and torch, of the ranks or else installed here."""
-    versions = {"python": platform.python_version()}
-    for name in ("ddp_notebook", "torch"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    of_ranks = (
-        [e.process.versions for e in case.ranks if e.process.versions] if case is not None else []
-    )
-    return {**versions, **(of_ranks[0] if of_ranks else {})}
 
 
 # -- what ranks wrote --------------------------------------------------------------------------

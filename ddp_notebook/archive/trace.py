@@ -104,7 +104,7 @@ def _rank(
         yield _complete(span, pid, main, axis)
     for name, time_ns, args in events.instants:
         yield _event("i", name, "event", axis.us(time_ns), pid, main, s="p", args=args)
-    lanes: list[int] = []
+    lanes: list[int] = []  # by number, the end of the last collective there
     left_ns = saved.left_ns.get(rank, 0)
     for collective in saved.collectives.of.get(rank, ()):
         if not collective.over and left_ns > collective.issued_ns:
@@ -112,8 +112,12 @@ def _rank(
             collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, call=call)
         spans = _slices_of(collective, axis)
         # Viewers take overlapping slices of one thread for nested calls, so buckets of one backward
-        # pass need a thread each.
-        thread = main + 1 + _lane(lanes, spans[0].begin_ns, spans[-1].end_ns)
+        # pass need a thread each: the first that is free, of 64 at most.
+        begin_ns = spans[0].begin_ns
+        free = (lane for lane, end_ns in enumerate(lanes) if end_ns <= begin_ns)
+        lane = min(next(free, len(lanes)), 63)
+        lanes[lane : lane + 1] = [spans[-1].end_ns]
+        thread = main + 1 + lane
         for span in spans:
             yield _complete(span, pid, thread, axis)
         arrows.add(collective, axis.us(collective.issued_ns), pid, thread)
@@ -122,23 +126,11 @@ def _rank(
         yield _thread(pid, main + 1 + lane, name)
 
 
-def _lane(lanes: list[int], begin_ns: int, end_ns: int) -> int:
-    """Return the first thread on which nothing is at that time; `lanes` has the end of each."""
-    for number, free_ns in enumerate(lanes):
-        if free_ns <= begin_ns:
-            lanes[number] = end_ns
-            return number
-    # More collectives of one rank are not drawn beside each other.
-    if len(lanes) < 64:
-        lanes.append(end_ns)
-    return len(lanes) - 1
-
-
 _SHOWN = (
     *("dtype", "bytes", "tensors", "group", "slot", "number", "api"),
     *("reduce_op", "root", "peer", "label"),
 )
-"""What of a collective is shown as it is."""
+"""The fields of a collective that are shown as they are."""
 
 
 def _slices_of(collective: Collective, axis: _Axis) -> list[_Slice]:

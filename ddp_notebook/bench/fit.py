@@ -79,9 +79,23 @@ def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
     for starts in [(0,), *((0, cut) for cut in cuts)]:
         regimes, errors = [], []
         for start, end in zip(starts, (*starts[1:], count), strict=True):
-            latency, per_byte = _line(sizes[start:end], times[start:end])
-            regimes.append(Regime(int(sizes[start]), latency, per_byte))
-            errors.append(1 - (latency + per_byte * sizes[start:end]) / times[start:end])
+            # The latency and the time per byte of the least relative error; neither is negative.
+            # Errors are relative: sizes span eight powers of ten, and in ordinary least squares the
+            # largest size alone would decide. Divided by its time, a point is (1/t, x/t), and what
+            # is fitted, latency/t + per_byte*x/t, should be 1. Both columns are scaled to a length
+            # of 1, since they differ by so many powers of ten that lstsq would take one of them for
+            # zero.
+            columns = np.stack([1 / times[start:end], sizes[start:end] / times[start:end]], axis=1)
+            scales = np.linalg.norm(columns, axis=0)
+            unit = columns / scales
+            both = np.linalg.lstsq(unit, np.ones(end - start), rcond=None)[0]
+            if (both < 0).any():
+                # The best line lies on an edge: of the two numbers the one that explains more.
+                alone = unit.sum(axis=0)
+                both = np.where(np.arange(2) == alone.argmax(), alone, 0.0)
+            latency, per_byte = both / scales
+            regimes.append(Regime(int(sizes[start]), float(latency), float(per_byte)))
+            errors.append(1 - unit @ both)
         error = np.concatenate(errors)
         # Akaike's information criterion, corrected for few points; less is better. A line has two
         # parameters, each further one also the size where it begins, and all share the noise. A
@@ -96,24 +110,6 @@ def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
             candidates.append((criterion, tuple(regimes), error))
     _, best, error = min(candidates, key=lambda candidate: candidate[0])
     return best, error
-
-
-def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """Return the latency and the time per byte of the least relative error; neither is negative."""
-    # Errors are relative: sizes span eight powers of ten, and in ordinary least squares the largest
-    # size alone would decide. Divided by its time, a point is (1/t, x/t), and what is fitted,
-    # latency/t + per_byte*x/t, should be 1. Both columns are scaled to a length of 1, since they
-    # differ by so many powers of ten that lstsq would take one of them for zero.
-    columns = np.stack([1 / times, sizes / times], axis=1)
-    scales = np.linalg.norm(columns, axis=0)
-    unit = columns / scales
-    both = np.linalg.lstsq(unit, np.ones(len(times)), rcond=None)[0]
-    if (both < 0).any():
-        # The best line lies on an edge: the one of the two numbers that explains more alone.
-        alone = unit.sum(axis=0)
-        both = np.where(np.arange(2) == alone.argmax(), alone, 0.0)
-    latency, per_byte = both / scales
-    return float(latency), float(per_byte)
 
 
 def _half_bandwidth(regimes: Sequence[Regime]) -> float:

@@ -503,6 +503,7 @@ def test_torch_still_tells_the_communication_hooks_of_a_ddp_object(tmp_path: Pat
 
 IN_PARTS = """
 import importlib, inspect, sys
+from types import SimpleNamespace
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
@@ -525,7 +526,8 @@ ranks, sharded = fsdp_private.sharded_in(model.parameters(), {})
 assert units["0"].mesh == ranks == (0,) and len(sharded) == 4
 module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
 (group,) = fsdp_private.groups_of(model[0]._get_fsdp_state())
-assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
+of_unit = SimpleNamespace(f_globals=vars(module), f_locals={"self": group})
+assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private.purpose([of_unit])
 held = fsdp_private.held_by_units()[id(model[0]), "weight"]
 assert held.tensor is model[0].weight and held.gathers == ("forward", "backward"), held
 assert held.group == (0,) and fsdp_private.spec(held.tensor)[0] == ("Shard(0)",), held
@@ -541,7 +543,9 @@ assert getattr(torch.nn.Module, torch_private.CALL_OF_MODULE).__module__ == spli
 assert hasattr(torch.nn.Module, "_compiled_call_impl")
 
 schedule = ScheduleGPipe(PipelineStage(torch.nn.Linear(2, 2), 0, 1, torch.device("cpu")), 3)
-part = pipelines._part(schedule)
+part = pipelines.part_of(
+    SimpleNamespace(f_globals=vars(schedules), f_locals={"self": schedule}, f_back=None)
+)
 assert (part.schedule, part.stages, part.num_stages) == ("GPipe", (0,), 1), part
 assert (part.micro_batches, part.meant, part.members) == (3, (0,), (0,)), part
 assert schedules.__name__ == pipelines.SCHEDULES_MODULE

@@ -224,12 +224,27 @@ def _buffers(plan: Plan, curves: Sequence[CurvePlan], device: torch.device) -> B
 
 
 def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, group: Any) -> Visit:
-    """Measures one size once. `schedule` is the same on all ranks, though rank 0 alone asks it."""
+    """Warm up, and measure one size once.
+
+    `schedule` is the same on all ranks, though rank 0 alone asks it.
+    """
     # The result of one collective on known values is compared exactly. Timed are zeros: in-place
     # sums of anything else would grow until they overflow. That they stay zeros is checked in every
     # round, which costs a pass over the memory; the values in the first three, which costs several.
     wrong = operation.check() if len(schedule.times_ns[item]) < 3 else 0
-    iterations = _warm_up(bench, schedule, operation, item, group)
+    # The first collectives of a size are slow for reasons that a training meets once: connections
+    # are opened, buffers registered, memory touched for the first time. How many there are depends
+    # on the backend, so it is looked at until the slowest of some is near the fastest. A size that
+    # was measured before needs only one short warm-up.
+    plan, new = bench.plan, not schedule.times_ns[item]
+    warmup_ns: list[int] = []
+    iterations = _KEEP_WARMING_UP
+    while iterations == _KEEP_WARMING_UP:
+        warmup_ns += time_each(operation.calls, plan.warmup if new else 1, bench.device)
+        decision = schedule.iterations(item, warmup_ns[-plan.warmup :])
+        if new and bench.spent_s < plan.budget_s and not plan.has_settled(warmup_ns):
+            decision = _KEEP_WARMING_UP
+        iterations = bench.agree(decision, group)
     wait_for_all(group, bench.device)
     times_ns = time_each(operation.calls, iterations, bench.device)
     # An iteration takes as long as on its slowest rank: a rank that comes late is waited for by the
@@ -245,8 +260,7 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
         started_ns = time.perf_counter_ns()
         work = operation.calls[0](async_op=True)
         issue_ns.append(time.perf_counter_ns() - started_ns)
-        if work is not None:
-            work.wait()
+        work.wait()
     wrong += operation.left()
     schedule.times_ns[item].append(slowest_ns)
     return {
@@ -256,26 +270,6 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
         "issue_ns": issue_ns,
         "wrong": wrong,
     }
-
-
-def _warm_up(bench: Bench, schedule: Schedule, operation: Operation, item: Item, group: Any) -> int:
-    """Warms up until rank 0 finds the times stable; returns the number of iterations to time.
-
-    A size that was measured before needs only one short warm-up.
-    """
-    # The first collectives of a size are slow for reasons that a training meets once: connections
-    # are opened, buffers registered, memory touched for the first time. How many there are depends
-    # on the backend, so it is looked at until the slowest of some is near the fastest.
-    plan, new = bench.plan, not schedule.times_ns[item]
-    times_ns: list[int] = []
-    while True:
-        times_ns += time_each(operation.calls, plan.warmup if new else 1, bench.device)
-        decision = schedule.iterations(item, times_ns[-plan.warmup :])
-        if new and bench.spent_s < plan.budget_s and not plan.has_settled(times_ns):
-            decision = _KEEP_WARMING_UP
-        decision = bench.agree(decision, group)
-        if decision != _KEEP_WARMING_UP:
-            return decision
 
 
 def wait_for_all(group: Any, device: torch.device) -> None:

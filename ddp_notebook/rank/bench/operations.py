@@ -92,11 +92,22 @@ class Operation:
             piece.copy_(self._values(self._rank, start, piece.numel()))
         self.calls[0]()
         result = self._sent[0] if self._op.in_place else self._received[0]
-        wrong = 0
+        name, own, wrong = self._op.name, self._rank * self._share, 0
         for piece, start in _pieces(result):
             at, end = start, start + piece.numel()
             while at < end:
-                rank, first, most = self._source(at)
+                # Where element `at` of the result comes from, by what the operation must give: the
+                # rank (None for the sum over all), the first of its elements, and how many follow.
+                if name in ("all_reduce", "broadcast", "reduce_scatter"):
+                    rank = 0 if name == "broadcast" else None
+                    first, most = at + (own if name == "reduce_scatter" else 0), _PIECE
+                else:
+                    # Of all_gather and all_to_all each rank's share lies behind that of the rank
+                    # before: the share that it has, or of the exchanged ones that which is meant
+                    # for this rank.
+                    rank, first = divmod(at, self._share)
+                    most = self._share - first
+                    first += own if name == "all_to_all" else 0
                 count = min(most, end - at)
                 got, expected = piece[at - start :][:count], self._values(rank, first, count)
                 wrong += int(torch.count_nonzero(got != expected))
@@ -118,23 +129,6 @@ class Operation:
     def _clear(self) -> None:
         for tensor in (*self._sent, *self._received):
             tensor.zero_()
-
-    def _source(self, at: int) -> tuple[int | None, int, int]:
-        """Where element `at` of this rank's result comes from, by what the operation must give.
-
-        The rank (None for the sum over all), the first of its elements, and how many follow it.
-        """
-        name, own = self._op.name, self._rank * self._share
-        if name == "all_reduce":
-            return None, at, _PIECE
-        if name == "broadcast":
-            return 0, at, _PIECE
-        if name == "reduce_scatter":
-            return None, own + at, _PIECE
-        # Of all_gather and all_to_all each rank's share lies behind that of the rank before: the
-        # share that it has, or of the exchanged ones that which is meant for this rank.
-        rank, start = divmod(at, self._share)
-        return rank, start + (own if name == "all_to_all" else 0), self._share - start
 
     def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
         """Return what `rank` sends, or the sum of all, from `start` on; at most `_PIECE`."""

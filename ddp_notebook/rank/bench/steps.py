@@ -263,7 +263,7 @@ class _Run:
     feed: Feed
     stopped: Callable[[], bool]
     group: Any
-    """Of the ranks that take part."""
+    """The process group of the ranks that take part."""
     deadline_ns: int = 0
     rank: int = field(init=False)
     """In that group."""

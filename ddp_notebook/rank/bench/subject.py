@@ -84,7 +84,7 @@ class Subject:
 
 SHIPPED = ("cnn", "mlp", "transformer")
 _OPTIONS = "find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view", "static_graph"
-"""Of the user's DDP object, taken over as they are."""
+"""Options of the user's DDP object that are taken over as they are."""
 
 
 def _shipped(name: str) -> nn.Module:

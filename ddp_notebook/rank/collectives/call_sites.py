@@ -43,8 +43,7 @@ _OF_TORCH: dict[str, dict[str, tuple[str, Part | None]]] = {
     "torch._tensor": {"backward": ("backward", None)},
     "torch.autograd": {"backward": ("backward", Part.BACKWARD)},
 }
-"""By module and function: what it is called where a collective comes through it, its part of DDP.
-"""
+"""By module and function: its name where a collective comes through it, and its part of DDP."""
 
 
 class Caller(Enum):
@@ -137,7 +136,7 @@ def _variables(code: CodeType) -> list[_Variable]:
 
 
 def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:
-    """What a function of torch is called where a collective comes through it, and its part of DDP.
+    """Return a function's name where a collective comes through it, and its part of DDP.
 
     Both are empty for any other.
     """
@@ -254,15 +253,8 @@ class CallSites:
     def users_path(self, frame: FrameType | None) -> tuple[Place, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
         self._forget_if_many()
-        path: list[Place] = []
-        while frame is not None and len(path) < _MOST_LINES:
-            code = self._code(frame)
-            if code.users:
-                path.append(line_at(frame))
-            if code.ends:
-                break
-            frame = frame.f_back
-        return tuple(reversed(path))
+        users = (line_at(at) for _, code, at in self._outwards(frame) if code.users)
+        return tuple(reversed([*itertools.islice(users, _MOST_LINES)]))
 
     def users_line(self) -> Place | None:
         """The user's innermost line on this thread's stack; None where no line is theirs."""
@@ -359,44 +351,36 @@ class CallSites:
     def _new_site(
         self, key: tuple[int, ...], frame: FrameType | None, part: Part | None, thread: int
     ) -> CallSite:
-        begin = frame
         path: list[Place] = []
         api = "backward" if part is Part.BACKWARD else ""
-        while frame is not None:
-            code = self._code(frame)
+        for _, code, outer in self._outwards(frame):
             if code.users:
-                path.append(line_at(frame))
+                path.append(line_at(outer))
             elif not path:
                 api, part = code.api or api, code.part or part
-            if code.ends:
-                break
-            frame = frame.f_back
         lines = tuple(reversed(path[:_MOST_LINES]))
-        variables = self._may_name_metric(begin) if part is None else ()
+        # What may name a metric where the innermost user frames stand; DDP's own have none.
+        variables = tuple(
+            variable
+            for _, code, users in (self._innermost(frame) if part is None else ())
+            for variable in code.variables
+            if variable.begin <= users.f_lasti <= variable.end
+        )
         number = next(self._numbers)
         site = self._sites[key] = CallSite(number, lines, api, part, variables, thread)
         return site
 
-    def _may_name_metric(self, frame: FrameType | None) -> tuple[_Variable, ...]:
-        """The variables for that where the innermost user frames stand."""
-        return tuple(
-            variable
-            for _, code, users in self._innermost(frame)
-            for variable in code.variables
-            if variable.begin <= users.f_lasti <= variable.end
-        )
-
-    def _innermost(self, frame: FrameType | None) -> Iterator[tuple[int, _Code, FrameType]]:
-        """The user frames that are looked at for the name of a metric, and how far out they are."""
-        hops = seen = 0
-        while frame is not None and seen < 3:
-            code = self._code(frame)
-            if code.users:
-                seen += 1
-                yield hops, code, frame
+    def _outwards(self, frame: FrameType | None) -> Iterator[tuple[int, _Code, FrameType]]:
+        """Yield each frame up to the user's outermost, its code, and how far out it is."""
+        for hops, at in enumerate(frames.chain(frame)):
+            code = self._code(at)
+            yield hops, code, at
             if code.ends:
                 return
-            frame, hops = frame.f_back, hops + 1
+
+    def _innermost(self, frame: FrameType | None) -> Iterator[tuple[int, _Code, FrameType]]:
+        """Yield the user frames that are looked at for the name of a metric."""
+        return itertools.islice((step for step in self._outwards(frame) if step[1].users), 3)
 
 
 def _as_lately(

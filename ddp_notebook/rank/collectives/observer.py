@@ -111,8 +111,9 @@ class Observer(Component):
             for operation in operations.OPERATIONS
             if hasattr(dist.ProcessGroup, operation.method)  # torch may lack some
         }
-        methods["split_group"] = _split_group(self)
-        self.group_type = type("ObservedGroup", (ObservedGroup,), methods)
+        self.group_type = type(
+            "ObservedGroup", (ObservedGroup,), {**methods, "ddp_notebook_observer": self}
+        )
         self.works.attach()
         gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
@@ -273,8 +274,10 @@ def _is_done(work: Any) -> bool:
 class ObservedGroup(dist.ProcessGroup):
     """torch's group `inner`, observed. Names of ours begin with ddp_notebook.
 
-    A subclass (see `Observer.group_type`) has the methods that issue collectives.
+    A subclass (see `Observer.group_type`) has the methods that issue collectives, and the observer.
     """
+
+    ddp_notebook_observer: Observer
 
     def __init__(self, group: Group) -> None:
         rank: int = group.inner.rank()
@@ -302,7 +305,7 @@ class ObservedGroup(dist.ProcessGroup):
         torch_private.take_place(self, new)
 
     def get_group_store(self) -> Any:
-        """Return the store of the group inside: torch has none for a group of Python's."""
+        """Return the store of the group inside: torch keeps no store for a group of Python's."""
         return self.ddp_notebook_inner.get_group_store()
 
     def _get_backend(self, device: Any) -> Any:
@@ -316,6 +319,29 @@ class ObservedGroup(dist.ProcessGroup):
     def _end_coalescing(self, device: Any) -> Any:
         """The work of all that was issued."""
         return self.ddp_notebook_inner._end_coalescing(device)
+
+    def split_group(  # type: ignore[override]  # as torch's, whatever arguments a release has
+        self, ranks: Sequence[int], *args: Any, **named: Any
+    ) -> Any:
+        """Split ranks off as torch does: the new group is observed, too."""
+        # torch's own would look for a store in this group, and end the process: there is none.
+        observer = self.ddp_notebook_observer
+        observer.sockets.group_begins()
+        try:
+            group = self.ddp_notebook_inner.split_group(ranks, *args, **named)
+        finally:
+            observer.sockets.group_ended()
+        if group is not None:
+            with contextlib.suppress(Exception):  # the user's group matters more
+                members = [self.ddp_notebook_group.members[rank] for rank in sorted(ranks)]
+                new = torch_private.split_off(self, group, members, named.get("timeout"))
+                making = _Making(observer, new, self)
+                making.before()
+                try:
+                    group = making.after(group)
+                finally:
+                    making.ended()
+        return group
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """The backend of the group inside."""
@@ -423,31 +449,6 @@ class _Making:
 # closures, made once per operation: what they use is found in their cells, which is quicker than
 # an attribute of `self` or of a module. They are two and not ten, because calling a function of
 # Python's costs about as much as a whole section of them does.
-
-
-def _split_group(observer: Observer) -> Callable[..., Any]:
-    """Return torch's `split_group` for observed groups: what is split off is observed, too."""
-
-    def split_group(self: ObservedGroup, ranks: Sequence[int], *args: Any, **named: Any) -> Any:
-        # torch's own would look for a store in this group, and end the process: there is none.
-        observer.sockets.group_begins()
-        try:
-            group = self.ddp_notebook_inner.split_group(ranks, *args, **named)
-        finally:
-            observer.sockets.group_ended()
-        if group is not None:
-            with contextlib.suppress(Exception):  # the user's group matters more
-                members = [self.ddp_notebook_group.members[rank] for rank in sorted(ranks)]
-                new = torch_private.split_off(self, group, members, named.get("timeout"))
-                making = _Making(observer, new, self)
-                making.before()
-                try:
-                    group = making.after(group)
-                finally:
-                    making.ended()
-        return group
-
-    return split_group
 
 
 def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ def reduce_name(options: Any) -> str:
 
 
 def _options(args: Sequence[Any]) -> Any:
-    """The options object of a call, which comes last; None where there is none."""
+    """Return the options object of a call, which comes last; None without one."""
     # Without: the call comes from C++, or from user code that got the work itself.
     return args[-1] if args and hasattr(args[-1], "asyncOp") else None
 

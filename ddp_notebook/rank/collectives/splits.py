@@ -88,7 +88,7 @@ class Exchanges:
 
 
 class NotedExchanges(Exchanges):
-    """Those of a rank that refuses none: its splits outlive its process.
+    """The all_to_alls of a rank that refuses none: its splits outlive its process.
 
     The last ones of all groups are in one file, `path`. gloo aborts who gets too much: such a
     process cannot say what it had brought, and the others have gone on.
@@ -116,7 +116,7 @@ class NotedExchanges(Exchanges):
 
 
 class ComparedExchanges(Exchanges):
-    """Those of a rank, `rank` of the group, that compares with the others before it sends.
+    """The all_to_alls of a rank, `rank` of the group, that compares before it sends.
 
     `own` is the name of its guard's file. `check` raises Mismatch where a peer has other splits.
     """
@@ -140,20 +140,7 @@ class ComparedExchanges(Exchanges):
         self._peers: dict[int, _File] = {}
 
     def _tell(self, splits: model.Splits) -> None:
-        if not self._begin(len(self._members)) or self._own is None:
-            return
-        sends, receives = (
-            tuple(rows * width for rows in of)
-            for of, width in zip((splits.sends, splits.receives), splits.widths, strict=True)
-        )
-        self._own.write(splits.slot, sends, receives)
-        for peer, file in self._peers.items():
-            theirs, own = file.read(splits.slot, self._rank), (sends[peer], receives[peer])
-            if theirs is not None and theirs != own[::-1]:
-                raise Mismatch(self._explain(splits, peer, own, theirs))
-
-    def _begin(self, size: int) -> bool:
-        """Make this rank's file, and look for those of the others; False where it cannot be."""
+        size = len(self._members)
         file_bytes = _ENTRIES * (1 + 2 * size) * 8
         if self._own is None:
             path = self._folder / _file_name(self._name)
@@ -168,10 +155,19 @@ class ComparedExchanges(Exchanges):
                         self._names[peer] = _file_name(name)
         for peer in self._names.keys() - self._peers.keys():
             with contextlib.suppress(OSError, ValueError):
-                if (self._folder / self._names[peer]).exists():
-                    mapped = mapped_file.open_other(self._folder, self._names[peer], file_bytes)
-                    self._peers[peer] = _File(mapped, size)
-        return self._own is not None
+                mapped = mapped_file.open_other(self._folder, self._names[peer], file_bytes)
+                self._peers[peer] = _File(mapped, size)
+        if self._own is None:  # there is no room for it
+            return
+        sends, receives = (
+            tuple(rows * width for rows in of)
+            for of, width in zip((splits.sends, splits.receives), splits.widths, strict=True)
+        )
+        self._own.write(splits.slot, sends, receives)
+        for peer, file in self._peers.items():
+            theirs, own = file.read(splits.slot, self._rank), (sends[peer], receives[peer])
+            if theirs is not None and theirs != own[::-1]:
+                raise Mismatch(self._explain(splits, peer, own, theirs))
 
     def _explain(
         self, splits: model.Splits, peer: int, own: tuple[int, int], theirs: tuple[int, int]

@@ -73,7 +73,7 @@ def reduced(module: torch.nn.Module) -> Reduced:
 
 
 def contents(module: torch.nn.Module) -> model.Fingerprint:
-    """What `module` is made of."""
+    """Describe the parameters and buffers of `module`."""
     parameters, buffers = states_of(module)
     return model.Fingerprint(
         tuple(_info(*named) for named in parameters), tuple(_info(*named) for named in buffers)
@@ -191,7 +191,7 @@ def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...
 
 
 def reduction(wrapped: Any) -> model.Reduction:
-    """What a DDP object knows of its steps."""
+    """Read from a DDP object how it reduced its last steps."""
     log, parameters = _log_of(wrapped), reduced(wrapped.module)
     names = parameters[0]
     order = _numbers(log.get("prev_iteration_grad_ready_order_indices", ""), len(names))

@@ -28,7 +28,7 @@ class DDPConstruction:
         """Constructed and not yet assigned to the user's variable: on all ranks or on none."""
 
     def describe(self, request: calls.ModelName) -> calls.Described:
-        """What a variable is."""
+        """Describe a variable: a DDP object, a module, another value, or absent."""
         names = get_ipython().user_ns
         value = names.get(request.name)
         if isinstance(value, torch.nn.Module):
@@ -89,14 +89,14 @@ class DDPConstruction:
         return self._in_stage(WrapStage.REDUCER, work)
 
     def assign(self, request: calls.Assignment) -> bool:
-        """Assign the DDP object to a variable, or discard it; False if there is none."""
+        """Assign the DDP object to a variable, or discard it; False without one."""
         made = self._made.pop(request.name, None)
         if request.target and made is not None:
             get_ipython().user_ns[request.target] = made
         return made is not None
 
     def reduction(self, request: calls.ModelName) -> Reduction:
-        """What a DDP object knows of its steps."""
+        """Read from a DDP object how it reduced its last steps."""
         return ddp.reduction(_module(request.name))
 
     # -- around a stage ----------------------------------------------------------------

@@ -60,17 +60,9 @@ def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
         if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
             bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
             hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
-        norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
-        return model.TensorDigest(name, numel, hashed, norm, _sample(tensor), finite)
+        return model.TensorDigest(name, numel, hashed, *_norm_and_sample(tensor))
     except (RuntimeError, TypeError, NotImplementedError, ValueError):
         return None
-
-
-def _sample(tensor: torch.Tensor) -> tuple[float | None, ...]:
-    if not tensor.is_contiguous():  # reshape would copy it
-        return ()
-    values = map(float, spread(tensor, 4))
-    return tuple(short(value) if math.isfinite(value) else None for value in values)
 
 
 def spread(tensor: torch.Tensor, most: int) -> list[Any]:
@@ -79,7 +71,16 @@ def spread(tensor: torch.Tensor, most: int) -> list[Any]:
     return values
 
 
-def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
+def _norm_and_sample(
+    tensor: torch.Tensor,
+) -> tuple[float | None, tuple[float | None, ...], bool]:
+    """Return the norm of floating-point values, a few values, and whether all are finite."""
+    sample: tuple[float | None, ...] = ()
+    if tensor.is_contiguous():  # reshape would copy another
+        values = map(float, spread(tensor, 4))
+        sample = tuple(short(value) if math.isfinite(value) else None for value in values)
+    if not tensor.is_floating_point():
+        return None, sample, True
     numel = tensor.numel()
     most = 16 * 2**20
     if numel > most and tensor.is_cpu and tensor.is_contiguous():
@@ -87,8 +88,8 @@ def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
     wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
     norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
     if math.isfinite(norm):
-        return short(norm), True
-    return None, bool(torch.isfinite(tensor).all())  # large values overflow in a norm
+        return short(norm), sample, True
+    return None, sample, bool(torch.isfinite(tensor).all())  # large values overflow in a norm
 
 
 def short(number: float) -> float:

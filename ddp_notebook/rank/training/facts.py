@@ -30,7 +30,7 @@ _Of = TypeVar("_Of")
 
 @dataclass(eq=False)
 class RunSummary:
-    """What this rank knows of its last run."""
+    """The facts of this rank's last run."""
 
     process: RankProcess
     observer: Observer

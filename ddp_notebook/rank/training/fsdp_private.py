@@ -41,7 +41,7 @@ class HeldByUnit(NamedTuple):
 
 
 def root_of(frame: FrameType | None) -> Any:
-    """What all units of the model share in whose FSDP code these frames are; None for none."""
+    """Return what all units of the model share whose FSDP code these frames run; None for none."""
     for outer in islice(chain(frame), 24):
         if outer.f_globals.get("__name__") not in (PARAM_GROUP_MODULE, _STATE_MODULE):
             continue
@@ -87,12 +87,15 @@ def groups_of(state: Any) -> list[Any]:
 
 
 def purpose(frames: Iterable[FrameType]) -> str:
-    """What FSDP2 or DTensor communicates in these frames, innermost first; empty for neither."""
+    """Name what FSDP2 or DTensor communicates in these frames, innermost first; "" for neither."""
     for frame in frames:
         module, known = frame.f_globals.get("__name__"), ""
         with contextlib.suppress(*_CHANGED):
             if module == PARAM_GROUP_MODULE:
-                known = _of_unit(frame.f_locals["self"])
+                group = frame.f_locals["self"]
+                phase = str(group._training_state.name).rpartition("_")[2].lower()
+                phase = f", {phase}" if phase in ("forward", "backward") else ""
+                known = f"{group._module_fqn or 'the root'} (FSDP2{phase})"
             elif module == _REDISTRIBUTE_MODULE:
                 placed = []
                 for spec in ("current_spec", "target_spec"):
@@ -104,26 +107,20 @@ def purpose(frames: Iterable[FrameType]) -> str:
     return ""
 
 
-def _of_unit(group: Any) -> str:
-    phase = str(group._training_state.name).rpartition("_")[2].lower()
-    phase = f", {phase}" if phase in ("forward", "backward") else ""
-    return f"{group._module_fqn or 'the root'} (FSDP2{phase})"
-
-
 def in_use() -> bool:
     """True when this process has loaded FSDP2."""
     return _STATE_MODULE in sys.modules
 
 
 def local_part(tensor: Any) -> torch.Tensor | None:
-    """What this rank holds of a tensor; None where that is no plain tensor of a CPU."""
+    """Return what this rank holds of a tensor; None where that is no plain tensor of a CPU."""
     local = getattr(tensor, "_local_tensor", tensor)
     plain = type(local) in TENSORS
     return local.detach() if plain and local.is_cpu else None
 
 
 def placed_part(value: Any) -> tuple[torch.Tensor, str] | None:
-    """What this rank holds of a DTensor, and how the whole is placed; None for any other value.
+    """Return this rank's part of a DTensor, and how the whole is placed; None for other values.
 
     The public `to_local` records for autograd, and may wait for a collective.
     """
@@ -217,7 +214,19 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
     found: dict[tuple[int, str], HeldByUnit] = {}
     for group in list(_groups()):
         with contextlib.suppress(*_CHANGED):
-            again = group.post_forward_mesh_info is not None and not _becomes_root(group)
+            again = group.post_forward_mesh_info is not None
+            module = group.modules[0]
+            state = module._get_fsdp_state()
+            if again and state._is_root is None and state._auto_reshard_after_forward:
+                # Before the first forward: the root of a model, which no other unit has inside,
+                # stays gathered from then on.
+                inside = set(map(id, module.modules()))
+                firsts = (each.modules[0] for each in _groups())
+                again = any(
+                    id(module) in map(id, unit.modules())
+                    for unit in firsts
+                    if id(unit) not in inside
+                )
             gathers = ("forward", "backward") if again else ("forward",)
             ranks = members(getattr(group.mesh_info, "shard_process_group", None))
             for param in group.fsdp_params:
@@ -234,19 +243,6 @@ def members(group: Any) -> Ranks:
     with contextlib.suppress(*_CHANGED):
         return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
     return ()
-
-
-def _becomes_root(group: Any) -> bool:
-    """True before the first forward of a model whose root stays gathered from then on."""
-    module = group.modules[0]
-    state = module._get_fsdp_state()
-    if state._is_root is not None or not state._auto_reshard_after_forward:
-        return False
-    inside = {id(part) for part in module.modules()}
-    others = (each.modules[0] for each in _groups() if each is not group)
-    return not any(
-        id(module) in map(id, other.modules()) for other in others if id(other) not in inside
-    )
 
 
 def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...], Ranks]:

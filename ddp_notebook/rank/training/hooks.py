@@ -78,12 +78,21 @@ class TrainingHooks(Component):
         # `weakref.finalize` would call when the object is gone, and what is kept of it is read from
         # it.
         if not hasattr(DistributedDataParallel, "__del__"):
-            about_to_go, is_finalizing = self._about_to_go, sys.is_finalizing
+            observer, summary, is_finalizing = self.observer, self.summary, sys.is_finalizing
 
-            def __del__(self: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
+            # A script's objects are gone when it is over.
+            def __del__(wrapped: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
                 # Python clears modules, ours too, and tensors: torch aborts if they are used then.
-                if not is_finalizing():
-                    about_to_go(self)
+                if is_finalizing():
+                    return
+                try:
+                    group = getattr(wrapped, "process_group", None)
+                    if group is not None and torch_private.is_forgotten(group):
+                        observer.hold_until_the_next(group)
+                    if not tracker.broken:
+                        tracker.died(wrapped, summary.of_dying(wrapped))
+                except Exception as error:  # noqa: BLE001  # also while Python itself ends
+                    tracker.disable(error)
 
             DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
         self.observer.on_bucket = self._patches.contained(self._bucket)
@@ -260,17 +269,6 @@ class TrainingHooks(Component):
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
             self.tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
-
-    def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
-        """A DDP object is about to be deleted: a script's objects are gone when it is over."""
-        try:
-            group = getattr(wrapped, "process_group", None)
-            if group is not None and torch_private.is_forgotten(group):
-                self.observer.hold_until_the_next(group)
-            if not self.tracker.broken:
-                self.tracker.died(wrapped, self.summary.of_dying(wrapped))
-        except Exception as error:  # noqa: BLE001  # also while Python itself ends
-            self.tracker.disable(error)
 
 
 def _of_first(tell: Callable[[Any], None]) -> Callable[..., None]:

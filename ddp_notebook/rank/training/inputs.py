@@ -1,7 +1,7 @@
-"""What models of this rank get: from which samplers and loaders, by hash, in which state.
+"""The inputs of this rank's models: from which samplers and loaders, by hash, in which state.
 
-Of the first training forwards, and of the first evaluations: sequences of forwards without
-gradients, between two backwards. Equal inputs have equal hashes on all ranks.
+They are those of the first training forwards, and of the first evaluations: sequences of forwards
+without gradients, between two backwards. Equal inputs have equal hashes on all ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Source:
         self.complete = False
         """No more inputs are kept: a stream may give its second epoch's to other ranks."""
         self.data = "", ""
-        """What `order_of` says of the data set, when it was first iterated."""
+        """The result of `order_of` for the data set, when it was first iterated."""
         self.epoch = 0
         self.epochs: list[int] = []
         self.epochs_set = 0
@@ -287,7 +287,7 @@ _DROPOUTS = (
 
 
 class Moments:
-    """What is recorded of one replica: its evaluations, and the random numbers of its forwards."""
+    """The records of one replica: its evaluations, and the random numbers of its forwards."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self._users_line = call_sites.users_line
@@ -385,7 +385,7 @@ def random_state() -> str:
 
 
 def _statistics(module: torch.nn.Module) -> str:
-    """A hash of the running statistics of batch norms; "" if there are none, or too many."""
+    """Return a hash of the running statistics of batch norms; "" without any, or of too many."""
     hashed, seen, size = 0, 0, 0
     for part in module.modules():
         for name in ("running_mean", "running_var"):

@@ -30,24 +30,21 @@ def part_of(frame: FrameType | None) -> model.PipelinePart | None:
         if outer.f_globals.get("__name__") != SCHEDULES_MODULE:
             continue
         with contextlib.suppress(*_CHANGED):
-            return _part(outer.f_locals["self"])
+            schedule: Any = outer.f_locals["self"]
+            single = getattr(schedule, "_stage", None)
+            stages = [single] if single is not None else list(schedule._stages)
+            group = stages[0].group
+            members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+            meant = stages[0].stage_index_to_group_rank.items()
+            return model.PipelinePart(
+                type(schedule).__name__.removeprefix("Schedule"),
+                tuple(int(stage.stage_index) for stage in stages),
+                int(stages[0].num_stages),
+                int(schedule._n_microbatches),
+                tuple(int(stage) for stage, rank in meant if rank == stages[0].group_rank),
+                tuple(members),
+            )
     return None
-
-
-def _part(schedule: Any) -> model.PipelinePart:
-    single = getattr(schedule, "_stage", None)
-    stages = [single] if single is not None else list(schedule._stages)
-    group = stages[0].group
-    members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    meant = stages[0].stage_index_to_group_rank.items()
-    return model.PipelinePart(
-        type(schedule).__name__.removeprefix("Schedule"),
-        tuple(int(stage.stage_index) for stage in stages),
-        int(stages[0].num_stages),
-        int(schedule._n_microbatches),
-        tuple(int(stage) for stage, rank in meant if rank == stages[0].group_rank),
-        tuple(members),
-    )
 
 
 def micro_batches(frames: Iterable[FrameType]) -> tuple[int | None, int | None]:

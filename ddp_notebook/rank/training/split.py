@@ -1,4 +1,4 @@
-"""What this rank has of a model that is split over ranks, in its first training steps.
+"""This rank's part of a model that is split over ranks, in its first training steps.
 
 A model whose own forward communicates is known by its frames at a collective of a new kind; from
 then on a hook sees a few of its inputs, and DTensor.from_local says what is to be the same on all
@@ -103,7 +103,14 @@ class Split:
             placed = any(module.startswith(_TENSOR) for module in modules)
             own = not placed and not any(module.startswith(_SHARDED) for module in modules)
             own = own and method == "allreduce" and len(self._sums) < 16
-            if own and args[0][0].dim() > 1 and any(map(_is_of_function, stack)):
+            # The forward or backward of a torch.autograd.Function has its context first.
+            firsts = (
+                outer.f_locals.get(outer.f_code.co_varnames[0])
+                for outer in stack
+                if outer.f_code.co_name in ("forward", "backward") and outer.f_code.co_argcount
+            )
+            context = torch.autograd.function.FunctionCtx
+            if own and args[0][0].dim() > 1 and any(isinstance(first, context) for first in firsts):
                 self._sums[ranks] = None
             # The outermost module: it is the model.
             for caller, name in zip(reversed(stack), reversed(modules), strict=True):
@@ -219,15 +226,6 @@ class Split:
         )
 
 
-def _is_of_function(frame: FrameType) -> bool:
-    """True of the forward or backward of a torch.autograd.Function."""
-    code = frame.f_code
-    if code.co_name not in ("forward", "backward") or not code.co_argcount:
-        return False
-    first = frame.f_locals.get(code.co_varnames[0])
-    return isinstance(first, torch.autograd.function.FunctionCtx)
-
-
 # -- what all of these ranks have ------------------------------------------------------
 
 
@@ -301,7 +299,7 @@ def _split_rows(
 
 
 def _digest_of(name: str, tensor: Any) -> TensorDigest | None:
-    """Of the first values of what this rank has; None for what cannot be read without waiting."""
+    """Digest the first values that this rank has; None if they cannot be read without waiting."""
     local = fsdp_private.local_part(tensor) if tensor is not None else None
     if local is None or not local.is_contiguous():
         return None

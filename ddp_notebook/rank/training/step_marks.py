@@ -1,8 +1,8 @@
 """Marks of when the parts of each training step begin on this rank, made as they begin.
 
 A mark is a kind, the clock and, of some, for how long the thread has been ready to run without a
-core. Of short steps only some are marked, see `_JUDGED`. What the steps were made
-of is found out when somebody asks.
+core. Of short steps only some are marked, see `_JUDGED`. The parts of the steps are
+computed on request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this rank's newest training steps were made of: its own parts, and where it waited.
+"""The parts of this rank's newest training steps: its own, and where it waited.
 
 A step ends where the rank has reduced its gradients with the others: at the end of a backward
 that handed over buckets or, where no backward does, at an optimizer's step after a collective.

@@ -1,4 +1,4 @@
-"""What this rank's DDP objects and optimizers do, counted as they do it.
+"""The steps of this rank's DDP objects and optimizers, counted as they are made.
 
 A forward is through the wrapper or around it, under no_sync or not; the backward that follows
 is then reduced or is not; and a training step uses what the last backward gave. Counting costs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model import TensorDigest
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
-"""What happens to a backward's gradients; of several forwards the greatest counts."""
+"""The ways of a backward's gradients, reduced or not; of several forwards the greatest counts."""
 MOST_NAMES = 40
 """So many parameters are named in a report."""
 _STEPS_TO_BE_IDLE = 3
@@ -38,25 +38,6 @@ _STEPS_TO_BE_IDLE = 3
 
 
 # -- one DDP object --------------------------------------------------------------------
-
-
-def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """Parameters of one shape and equal values; not those of layers that are copies of another."""
-    # By a few values first: to compare each pair of tensors whole would take minutes. Constants
-    # (zeros of biases, ones of norms) are equal in any model, and layers made by deepcopy, as those
-    # of an encoder or a teacher's beside a student's, are equal under the same last names.
-    by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
-    for name, parameter in islice(module.named_parameters(), 2000):
-        values = _some_values(parameter) if parameter.dim() > 1 else ()
-        if len(set(values)) > 1:
-            by_values.setdefault((tuple(parameter.shape), values), []).append((name, parameter))
-    found = (
-        (one, other)
-        for those in by_values.values()
-        for (one, a), (other, b) in pairwise(those)
-        if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
-    )
-    return tuple(islice(found, 8))
 
 
 def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
@@ -114,11 +95,27 @@ class Replica(_Loaded):
             weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
         )
         self.moments = Moments(call_sites)
-        self.twins = _twins(module)
+        # Parameters of one shape and equal values. By a few values first: to compare each pair of
+        # tensors whole would take minutes. Constants (zeros of biases, ones of norms) are equal in
+        # any model, and layers made by deepcopy, as those of an encoder or a teacher's beside a
+        # student's, are equal under the same last names: neither count.
+        by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
+        for name, parameter in islice(module.named_parameters(), 2000):
+            values = _some_values(parameter) if parameter.dim() > 1 else ()
+            if len(set(values)) > 1:
+                alike = by_values.setdefault((tuple(parameter.shape), values), [])
+                alike.append((name, parameter))
+        twins = (
+            (one, other)
+            for alike in by_values.values()
+            for (one, a), (other, b) in pairwise(alike)
+            if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
+        )
+        self.twins = tuple(islice(twins, 8))
         self.inside = 0
         """Its forward is running."""
         self.handle: Any = None
-        """Of the hook by which a forward past the object is seen; None where there is none."""
+        """The handle of the hook by which a forward past the object is seen; None without one."""
         self.last_facts: Any = None
         """The last facts of an object that was deleted."""
         self.begin()
@@ -269,7 +266,7 @@ class Gradients:
         """Forget the last run."""
         self.factors: list[float | None] = []
         self.between: list[float | None] = []
-        """By what a backward's gradients were multiplied before the next one of the same step."""
+        """The factors of a backward's gradients before the next one of the same step."""
         self.pending_steps = 0
         self.watched = True
         """While this run has few steps."""
@@ -362,7 +359,7 @@ class TrackedOptimizer(_Loaded):
         self.steps = self.idle_steps = 0
         self.lrs: tuple[Any, ...] = ()
         self.metrics: list[float] = []
-        """What ReduceLROnPlateau was given first."""
+        """The first values that ReduceLROnPlateau was given."""
         self.options: tuple[str, ...] = ()
         self.place: Place | None = None
         self.pending_place: Place | None = None
@@ -372,7 +369,7 @@ class TrackedOptimizer(_Loaded):
         self._begin_looks()
         self.loads, self.load_place = 0, None
         self.copies: Copies | None = None
-        """What other ranks of a split model have too, from the first step of the run on."""
+        """The parameters that other ranks of a split model have too, from the first step on."""
         if self.gradients is not None:
             self.gradients.begin()
 
@@ -522,7 +519,7 @@ _MOST = 32
 
 
 class Tracker:
-    """What this process has counted of its DDP objects and optimizers."""
+    """The counts of this process's DDP objects and optimizers."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self.call_sites = call_sites
@@ -535,11 +532,11 @@ class Tracker:
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self._watched: list[Gradients] = []
-        """Those of the optimizers that have made few steps, while a backward is under way."""
+        """The gradients of optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self._buckets = self._small_buckets = 0
-        """Of the last backward, or of that which is under way."""
+        """The buckets of the last backward, or of the one under way."""
         self.begin()
 
     def begin(self) -> None:
