@@ -116,7 +116,16 @@ class RunDisplay:
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
                 live.end(None, "")
-            self._follow_paused(runs[0])
+            run, ended = runs[0], runs[0].ended
+
+            def look() -> Bundle:
+                if region.closed:
+                    return _end_bundle(run, ended)
+                return live_bundle(run.events.live_groups(), "", _timeless(run.step_table()))
+
+            region = self._standing(look, ended.done)
+            self._follow(region)
+            ended.add_done_callback(lambda _: region.nudge())
         else:
             self._show_end(result, live, time.monotonic() - started_s)
         result.raise_for_error()
@@ -186,19 +195,6 @@ class RunDisplay:
             )
             self._follow(live.region)
             ended.add_done_callback(lambda _: live.region.nudge())
-
-    def _follow_paused(self, run: CellRun) -> None:
-        """Continue to show a run that pauses before each collective, and how it ends."""
-        ended = run.ended
-
-        def look() -> Bundle:
-            if region.closed:
-                return _end_bundle(run, ended)
-            return live_bundle(run.events.live_groups(), "", _timeless(run.step_table()))
-
-        region = self._standing(look, ended.done)
-        self._follow(region)
-        ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
         """Continue to show a setup that pauses before each stage, until it is complete."""

@@ -53,8 +53,28 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     curves = [curve for curve in run.curves if curve.operation.sized and curve.points]
     before = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
     points = [p for curve in curves for p in curve.points]
+    alone = len(curves) == 1
     for number, curve in enumerate(curves):
-        _draw_time(left, curve, number, alone=len(curves) == 1)
+        sizes = [p.size_bytes for p in curve.points]
+        times = [max(p.latency_us, _LEAST_US) for p in curve.points]
+        colour = _COLOURS[number % len(_COLOURS)]
+        if alone:
+            p10, p90 = (
+                [max(p.p10_us, _LEAST_US) for p in curve.points],
+                [p.p90_us for p in curve.points],
+            )
+            left.fill_between(sizes, p10, p90, color=colour, alpha=0.15, lw=0, label="p10 to p90")
+        ends = [p.latency_interval_us for p in curve.points]
+        below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
+        above = [max(high - t, 0.0) for t, (_, high) in zip(times, ends, strict=True)]
+        left.errorbar(sizes, times, yerr=[below, above], fmt="none", ecolor=colour, lw=1, capsize=2)
+        _draw(left, curve, times, number, label="median" if alone else curve.name)
+        if (fit := curve.fit) is not None:
+            span = fit.to_bytes / fit.from_bytes
+            fine = [fit.from_bytes * span ** (n / 99) for n in range(100)]
+            label = f"fit, off by {fit.median_error:.0%}" if alone else None
+            predicted = [fit.predict(x) * 1e6 for x in fine]
+            left.plot(fine, predicted, "--", color=_INK, lw=1, label=label)
         _draw(right, curve, [p.busbw_gb_per_s for p in curve.points], number)
         if curve.key in before:
             look: dict[str, Any] = {"color": _QUIET, "mfc": "white", "ls": ":", "label": "baseline"}
@@ -78,7 +98,7 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     left.yaxis.set_major_formatter(lambda value, _position: duration(value / 1e6))
     left.yaxis.set_minor_formatter(lambda *_: "")
     left.set_ylim(_time_range(points))
-    if len(curves) == 1 and (fit := curves[0].fit) is not None:
+    if alone and (fit := curves[0].fit) is not None:
         # Its latency as a floor, and the size that gets half of the bandwidth.
         dotted: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (1, 2))}
         floor_us, half = fit.latency_s * 1e6, fit.half_bandwidth_bytes
@@ -94,28 +114,6 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     _legend(left, loc="upper left")
     _legend(right, loc="center left")
     return figure
-
-
-def _draw_time(axes: Axes, curve: Curve, number: int, *, alone: bool) -> None:
-    sizes = [p.size_bytes for p in curve.points]
-    times = [max(p.latency_us, _LEAST_US) for p in curve.points]
-    colour = _COLOURS[number % len(_COLOURS)]
-    if alone:
-        low, high = (
-            [max(p.p10_us, _LEAST_US) for p in curve.points],
-            [p.p90_us for p in curve.points],
-        )
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0, label="p10 to p90")
-    ends = [p.latency_interval_us for p in curve.points]
-    below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
-    above = [max(high - t, 0.0) for t, (_, high) in zip(times, ends, strict=True)]
-    axes.errorbar(sizes, times, yerr=[below, above], fmt="none", ecolor=colour, lw=1, capsize=2)
-    _draw(axes, curve, times, number, label="median" if alone else curve.name)
-    if curve.fit is not None:
-        fit, span = curve.fit, curve.fit.to_bytes / curve.fit.from_bytes
-        fine = [fit.from_bytes * span ** (n / 99) for n in range(100)]
-        label = f"fit, off by {fit.median_error:.0%}" if alone else None
-        axes.plot(fine, [fit.predict(x) * 1e6 for x in fine], "--", color=_INK, lw=1, label=label)
 
 
 def _draw(axes: Axes, curve: Curve, heights: Sequence[float], number: int, **look: Any) -> None:

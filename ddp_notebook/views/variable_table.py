@@ -64,11 +64,20 @@ def row(
     name: str, values: Mapping[int, Variable], ranks: Ranks, *, sparks: bool = False
 ) -> VariableRow:
     """A variable on `ranks`; ranks that are not in `values` do not have it."""
-    comparable = _comparable(values)
+    # A digest is made while there is time. If one rank has it and another has not, equal values
+    # would be shown as two: so what some lack is compared on none.
+    if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
+        values = {rank: replace(value, digest="") for rank, value in values.items()}
+    tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}
+    if not all(facts.digest or not facts.read for facts in tensors.values()):
+        values = dict(values)
+        for rank, facts in tensors.items():
+            if facts.read != facts.size:
+                values[rank] = replace(values[rank], tensor=replace(facts, digest=""))
     groups: dict[object, list[int]] = {}
     for rank in ranks:
         key: object = None
-        if (value := comparable.get(rank)) is not None:
+        if (value := values.get(rank)) is not None:
             key, tensor = (value.text, value.digest), value.tensor
             if tensor is not None:  # which GPU it is on is a rank's own
                 key = replace(tensor, device=_kind(tensor))
@@ -79,41 +88,18 @@ def row(
     base = largest if has_majority else next(iter(known.values()))
     cells = []
     for key, members in groups.items():
-        value = comparable.get(members[0])
+        value = values.get(members[0])
         cell = VariableCell(
-            tuple(members), _text(members, comparable, full=sparks), absent=value is None
+            tuple(members), _text(members, values, full=sparks), absent=value is None
         )
         if key not in known:
             cell = replace(cell, unknown=True)
         elif members is not base:
-            other = comparable.get(base[0])
+            other = values.get(base[0])
             cell = replace(cell, note=_difference(value, other), odd=has_majority)
         cells.append(cell)
-    summary = _summary(comparable, sparks=sparks) if len(known) > 1 else ""
+    summary = _summary(values, sparks=sparks) if len(known) > 1 else ""
     return VariableRow(name, tuple(cells), summary)
-
-
-# -- which are equal -----------------------------------------------------------------------
-
-
-def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
-    """`values` without the facts that are known of some ranks only.
-
-    Some ranks may have had time to compute digests, and others not.
-    """
-    # A digest is made while there is time. If one rank has it and another has not, equal values
-    # would be shown as two: so what some lack is compared on none.
-    if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
-        values = {rank: replace(value, digest="") for rank, value in values.items()}
-    tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}
-    if all(tensor.digest or not tensor.read for tensor in tensors.values()):
-        return values
-    in_part = {
-        rank: replace(values[rank], tensor=replace(tensor, digest=""))
-        for rank, tensor in tensors.items()
-        if tensor.read != tensor.size
-    }
-    return {**values, **in_part}
 
 
 def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
