@@ -314,6 +314,7 @@ class TabFeed:
         key = (key, self._session.findings.begun)
         if key != self._key:
             self._key, self._changed_s = key, now_s
+        run = self._session.runs.current
         with self._lock:
             open_tabs = self._watching.values()
             # A page reports every minute; one that is silent for three was closed.
@@ -323,14 +324,24 @@ class TabFeed:
         if "history" in wanted:
             runs = self._session.runs.past.runs
             # The age of a run that goes on is not news.
-            ageless = tuple(replace(run, duration_s=0.0) if run.pending else run for run in runs)
+            ageless = tuple(replace(r, duration_s=0.0) if r.pending else r for r in runs)
             if self._told.get("history") != ageless:
                 self._told["history"] = ageless
                 self._tell({"history": history_json(runs)})
         if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
             self._looked_s = now_s
-            self._show_console()
-        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
+            written = run is not None and (run.cell, run.events.changes, tuple(run.events.withheld))
+            if self._told.get("console", self) != written:
+                self._told["console"] = written
+                content = console_json("", (), {})
+                if run is not None:
+                    outputs, withheld = run.events.live_groups(), dict(run.events.withheld)
+                    content = console_json(run.title, outputs, withheld)
+                self._tell({"console": content})
+        # Where every rank of the run is paused at a line, nothing changes by itself.
+        settled = now_s - self._changed_s > _SETTLED_S or (
+            run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
+        )
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
             told = self._told.get(tab)
@@ -338,12 +349,6 @@ class TabFeed:
                 self._asked.add(tab)
                 self._told[tab] = key
                 threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
-
-    @property
-    def _all_stand(self) -> bool:
-        """True where every rank of the run is paused at a line: nothing changes by itself."""
-        run = self._session.runs.current
-        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
 
     def _ask(self, tab: str) -> None:
         """Ask the ranks, and tell what they answer; why not, where they cannot be asked."""

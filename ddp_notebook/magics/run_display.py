@@ -127,24 +127,22 @@ class RunDisplay:
             self._follow(region)
             ended.add_done_callback(lambda _: region.nudge())
         else:
-            self._show_end(result, live, time.monotonic() - started_s)
+            headlines, error, how = _headlines(result), result.error, ""
+            elapsed_s = time.monotonic() - started_s
+            # Nothing is said of a run that was over at once, or is in progress.
+            if elapsed_s >= 1 and (error is not None or not result.pending):
+                how = f"finished in {elapsed_s:.1f} s"
+                if error is not None:
+                    how = f"did not finish; it ran for {elapsed_s:.1f} s"
+                if isinstance(error, Stuck):
+                    how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
+            if live is not None:
+                # The region is above everything else that this cell shows.
+                live.end(headlines[0] if headlines else None, how)
+                headlines = headlines[1:] if live.region.shown else headlines
+            self._publish(result, headlines)
         result.raise_for_error()
         return result
-
-    def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
-        headlines, error, how = _headlines(result), result.error, ""
-        # Nothing is said of a run that was over at once, or is in progress.
-        if elapsed_s >= 1 and (error is not None or not result.pending):
-            how = f"finished in {elapsed_s:.1f} s"
-            if error is not None:
-                how = f"did not finish; it ran for {elapsed_s:.1f} s"
-            if isinstance(error, Stuck):
-                how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
-        if live is not None:
-            # The region is above everything else that this cell shows.
-            live.end(headlines[0] if headlines else None, how)
-            headlines = headlines[1:] if live.region.shown else headlines
-        self._publish(result, headlines)
 
     def show_result(self, result: CellResult) -> None:
         """Show a run that has ended, its error included."""

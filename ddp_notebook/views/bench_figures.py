@@ -154,20 +154,7 @@ def against_batch(result: StepBenchResult) -> Figure:
     figure, (left, right) = _two_panels(
         steps_title(result).replace(" gradients, ", " gradients\n", 1)
     )
-    _draw_shares(left, result)
-    _draw_scaling(right, result)
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-        axes.set_xticks(result.batches, [f"{batch:,}" for batch in result.batches])
-        axes.margins(x=0.08)
-        if not result.points:
-            _say(axes, "nothing was measured")
-    return figure
-
-
-def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
-    """Draw exposed communication as a share of the step, for each bucket size."""
+    # Exposed communication as a share of the step, for each bucket size.
     for number, bucket in enumerate(result.buckets):
         points = [point for point in result.points if point.bucket == bucket]
         shares = [100 * point.exposed_share for point in points]
@@ -175,7 +162,7 @@ def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
             [min(max(100 * end / p.step_us, 0.0), 100.0) for end in p.exposed_interval_us]
             for p in points
         ]
-        axes.errorbar(
+        left.errorbar(
             [point.batch for point in points],
             shares,
             yerr=[
@@ -188,32 +175,37 @@ def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
             label=name_bucket(bucket),
         )
     heading = "Communication that is not hidden, 95 % interval"
-    _dress(axes, heading, "batch per rank", "% of the step")
-    axes.set_ylim(0, max(5.0, *axes.get_ylim()))
-    _legend(axes)
-
-
-def _draw_scaling(axes: Axes, result: StepBenchResult) -> None:
-    """Draw samples per second of all ranks, of one rank alone, and of as many times that."""
-    points, ranks = result.main_points, result.world_size
-    batches = [point.batch for point in points]
-    alone = [point.batch / point.alone_us * 1e6 for point in points]
-    rates = [point.samples_per_s for point in points]
-    axes.plot(batches, rates, color=_COLOURS[0], marker="o", label=f"{ranks} ranks")
+    _dress(left, heading, "batch per rank", "% of the step")
+    left.set_ylim(0, max(5.0, *left.get_ylim()))
+    _legend(left)
+    # Samples per second of all ranks, of one rank alone, and of as many times that.
+    main, ranks = result.main_points, result.world_size
+    batches = [point.batch for point in main]
+    alone = [point.batch / point.alone_us * 1e6 for point in main]
+    rates = [point.samples_per_s for point in main]
+    right.plot(batches, rates, color=_COLOURS[0], marker="o", label=f"{ranks} ranks")
     if ranks > 1:
-        axes.plot(batches, alone, color=_VERMILLION, marker="s", label="one rank alone")
+        right.plot(batches, alone, color=_VERMILLION, marker="s", label="one rank alone")
         ideal = [ranks * rate for rate in alone]
-        axes.plot(batches, ideal, "--", color=_QUIET, lw=1, label=f"{ranks} times that")
-        for point, rate in zip(points, rates, strict=True):
+        right.plot(batches, ideal, "--", color=_QUIET, lw=1, label=f"{ranks} times that")
+        for point, rate in zip(main, rates, strict=True):
             # An efficiency that cannot be says that the step of the single rank was disturbed.
             known = point.efficiency <= PERFECT
-            _note(axes, f"{point.efficiency:.0%}" if known else "noise", point.batch, rate)
+            _note(right, f"{point.efficiency:.0%}" if known else "noise", point.batch, rate)
         if result.break_even:
-            axes.axvline(result.break_even, color=_COLOURS[2], ls=":", lw=1.6, label="break-even")
+            right.axvline(result.break_even, color=_COLOURS[2], ls=":", lw=1.6, label="break-even")
     heading = "Scaling: samples per second, and efficiency"
-    _dress(axes, heading, "batch per rank", "samples per second")
-    axes.set_ylim(bottom=0)
-    _legend(axes)
+    _dress(right, heading, "batch per rank", "samples per second")
+    right.set_ylim(bottom=0)
+    _legend(right)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        axes.set_xticks(result.batches, [f"{batch:,}" for batch in result.batches])
+        axes.margins(x=0.08)
+        if not result.points:
+            _say(axes, "nothing was measured")
+    return figure
 
 
 # -- what both share ---------------------------------------------------------------------

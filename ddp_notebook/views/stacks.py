@@ -262,7 +262,18 @@ class _Page:
         shown = ""
         for library, run in groupby(branch.frames, lambda frame: frame.library):
             frames = list(run)
-            inside = "".join(self._frame(frame, branch) for frame in frames)
+            inside = ""
+            for frame in frames:
+                place, source = _words(place_words(frame, self.names)), _words(frame.source)
+                parts = [
+                    f'<span style="font-weight: 500">{place}</span>' if place else "",
+                    _words(function_words(frame)),
+                    f'<code style="{_CODE}">{source}</code>' if frame.source else "",
+                ]
+                title, call = escape(plain(frame.file)), " &nbsp;".join(filter(None, parts))
+                inside += f'<div style="{_FRAME}" title="{title}">{call}</div>'
+                for line in locals_words(branch, frame):
+                    inside += f'<div style="{_LOCALS}">{_words(line)}</div>'
             if library:  # one line that can be opened
                 # Frames of libraries are folded, except where ranks differ only in them.
                 is_open = " open" if frames[-1:] == list(drawn(branch)) else ""
@@ -277,19 +288,6 @@ class _Page:
                 )
             shown += inside
         return f'<div style="{_BRANCH}"><div>{who} {state}</div>{shown}{children}</div>'
-
-    def _frame(self, frame: Frame, branch: Branch) -> str:
-        place = _words(place_words(frame, self.names))
-        parts = [
-            f'<span style="font-weight: 500">{place}</span>' if place else "",
-            _words(function_words(frame)),
-            f'<code style="{_CODE}">{_words(frame.source)}</code>' if frame.source else "",
-        ]
-        title = escape(plain(frame.file))
-        call = " &nbsp;".join(filter(None, parts))
-        lines = locals_words(branch, frame)
-        below = "".join(f'<div style="{_LOCALS}">{_words(line)}</div>' for line in lines)
-        return f'<div style="{_FRAME}" title="{title}">{call}</div>{below}'
 
 
 def _words(text: str) -> str:
