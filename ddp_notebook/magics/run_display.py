@@ -1,7 +1,7 @@
 """How a notebook shows a cell or script on the ranks: live while it runs, whole when it ended.
 
-While it runs, what the ranks wrote stands under its cell, and above it, after a second, a line of
-what they do: a widget where the front end can show one, else text.
+While it runs, the output of the ranks stands under its cell, and above it, after a second, a line
+on their activity: a widget where the front end can show one, else text.
 """
 
 from __future__ import annotations

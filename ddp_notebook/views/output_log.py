@@ -95,7 +95,7 @@ class OutputLog:
 
 
 def apply_carriage_returns(text: str) -> str:
-    """What a terminal shows of `text`: what follows a carriage return overwrites the line.
+    """Return what a terminal shows of `text`: a carriage return has its line overwritten.
 
     A carriage return at the end is kept: the text that overwrites the line may follow later.
     """
@@ -168,7 +168,7 @@ def bars_apart(items: Iterable[OutputItem]) -> list[OutputItem]:
 
 
 def _overwrite(line: str) -> tuple[str, int]:
-    """What a line shows, and the column of the next character."""
+    """Return the text that a line shows, and the column of the next character."""
     shown, piece = "", ""
     for piece in line.split("\r"):
         shown = piece + shown[len(piece) :]
@@ -245,8 +245,8 @@ def split_errors(
     differ only in these are shown as one, with ``rank N`` and ``PORT`` in their place.
     """
     errors: dict[str, dict[str, list[int]]] = {}
+    # Ranks whose output is equal without tracebacks are one group.
     rest: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
-    """What is equal without tracebacks is one group."""
     for each in groups:
         others = []
         for item in each.items:
