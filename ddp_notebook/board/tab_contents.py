@@ -367,16 +367,3 @@ class TabFeed:
         run = self._session.runs.current
         about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
         self._tell({tab: {**content, **about}})
-
-    def _show_console(self) -> None:
-        run, key = self._session.runs.current, None
-        if run is not None:
-            key = (run.cell, run.events.changes, tuple(run.events.withheld))
-        if self._told.get("console", self) == key:
-            return
-        self._told["console"] = key
-        if run is None:
-            content = console_json("", (), {})
-        else:
-            content = console_json(run.title, run.events.live_groups(), dict(run.events.withheld))
-        self._tell({"console": content})

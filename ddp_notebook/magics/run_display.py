@@ -127,8 +127,8 @@ class RunDisplay:
             self._follow(region)
             ended.add_done_callback(lambda _: region.nudge())
         else:
-            headlines, error, how = _headlines(result), result.error, ""
             elapsed_s = time.monotonic() - started_s
+            headlines, error, how = _headlines(result), result.error, ""
             # Nothing is said of a run that was over at once, or is in progress.
             if elapsed_s >= 1 and (error is not None or not result.pending):
                 how = f"finished in {elapsed_s:.1f} s"

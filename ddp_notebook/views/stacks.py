@@ -276,11 +276,10 @@ class _Page:
                     inside += f'<div style="{_LOCALS}">{_words(line)}</div>'
             if library:  # one line that can be opened
                 # Frames of libraries are folded, except where ranks differ only in them.
-                is_open = " open" if frames[-1:] == list(drawn(branch)) else ""
-                modules = (frame.module.partition(".")[0] for frame in frames if frame.module)
-                count = counted(len(frames), "frame")
-                if libraries := ", ".join(dict.fromkeys(modules)):
-                    count += f" of {libraries}"
+                is_open = " open" * (frames[-1:] == list(drawn(branch)))
+                modules = (frame.module.partition(".")[0] for frame in frames)
+                libraries = ", ".join(filter(None, dict.fromkeys(modules)))
+                count = " of ".join(filter(None, (counted(len(frames), "frame"), libraries)))
                 inside = (
                     f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
                     f"{_words(count)}</summary>"
