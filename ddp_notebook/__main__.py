@@ -201,7 +201,18 @@ def _run_headless(tutorial: Path) -> int:
     started = time.monotonic()
     failure = ""
     try:
-        _execute(notebook, tutorial.parent)
+        code = [(i, cell) for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+        with _kernel(notebook, tutorial.parent) as client:
+            for number, (index, cell) in enumerate(code, 1):
+                began_s = time.monotonic()
+                client.execute_cell(cell, index)
+                took_s = time.monotonic() - began_s
+                # A cell in one line: its first line, and the second when the first is a magic.
+                lines = [*filter(None, map(str.strip, cell.source.splitlines())), ""]
+                is_magic = lines[0].startswith("%%")
+                gist = " · ".join(filter(None, lines[:2])) if is_magic else lines[0]
+                gist = gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
+                print(f"{number:4} of {len(code)} {took_s:6.1f} s  {gist}", flush=True)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = str(error).strip()
     executed = tutorial.with_suffix(".executed.ipynb")
@@ -217,21 +228,6 @@ def _run_headless(tutorial: Path) -> int:
         return 1
     print(f"\nAll cells of the tutorial succeeded, in {elapsed_s:.0f} s.")
     return 0
-
-
-def _execute(notebook: Any, folder: Path) -> None:
-    """Execute all cells and print a line for each. Raises what nbclient and `_kernel` raise."""
-    code = [(i, cell) for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    with _kernel(notebook, folder) as client:
-        for number, (index, cell) in enumerate(code, 1):
-            began_s = time.monotonic()
-            client.execute_cell(cell, index)
-            took_s = time.monotonic() - began_s
-            # A cell in one line: its first line, and the second when the first is a cell magic.
-            lines = [line.strip() for line in cell.source.splitlines() if line.strip()] or [""]
-            gist = " · ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
-            gist = gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
-            print(f"{number:4} of {len(code)} {took_s:6.1f} s  {gist}", flush=True)
 
 
 @contextlib.contextmanager

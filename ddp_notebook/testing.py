@@ -157,7 +157,7 @@ class FakeCluster:
         """Nothing has to be ended."""
 
     def lost_fork_server(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no process waits for it."""
 
     @property
     def controller_pid(self) -> int:

@@ -112,7 +112,7 @@ class LiveBoard:
         self.memory = memory
         """Its own once it has drawn."""
         self.aside = ""
-        """What the user looks at instead of these ranks; empty for these."""
+        """The name of the job that is shown instead of these ranks; empty for these."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""

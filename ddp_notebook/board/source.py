@@ -192,25 +192,18 @@ class BoardSource:
             # With another group, its ranks were freed, or are new: then these are of the past.
             # A run's cell has shown them when it is over, or its ranks are stuck.
             self._found = run.found.diagnosis if not run.done or ended_badly(run) else None
-        if self._found is None and detector is None and self._may_ask(snapshot):
+        # The ranks are asked why when nothing has changed for this long; longer in setup, where
+        # ranks that are about to meet look for a moment as if some were missing.
+        in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)
+        still = time.monotonic() - self._still_since_s > (1.2 if in_setup else 0.5)
+        can_answer = snapshot.ranks and not snapshot.ended and self._session.running
+        # A benchmark would measure the question too.
+        quiet = still and can_answer and self._session.benchmarks.current is None
+        unknown = self._found is None and detector is None and not self._asked
+        if unknown and quiet and (not snapshot.ready or ended_badly(run)):  # may be wrong
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
-
-    def _may_ask(self, snapshot: Snapshot) -> bool:
-        """Return True when something may be wrong, and the ranks have been still for long."""
-        session = self._session
-        if self._asked or not snapshot.ranks or snapshot.ended or not session.running:
-            return False
-        if session.benchmarks.current is not None:
-            return False  # the question would be measured too
-        if snapshot.ready and not ended_badly(session.runs.current):
-            return False
-        in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)
-        # The ranks are asked why when nothing has changed for this long; longer in setup, where
-        # ranks that are about to meet look for a moment as if some were missing.
-        least_s = 1.2 if in_setup else 0.5
-        return time.monotonic() - self._still_since_s > least_s
 
     def _ask(self, key: object) -> None:
         with contextlib.suppress(DDPError):

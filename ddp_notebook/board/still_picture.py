@@ -30,7 +30,6 @@ from ddp_notebook.board.timeline import (
 )
 from ddp_notebook.model import (
     Board,
-    BoardRow,
     Diagnosis,
     Phase,
     Ranks,
@@ -156,46 +155,34 @@ def _list(notes: Sequence[str]) -> str:
 
 def _rows(board: Board, drawn: Sequence[str]) -> str:
     is_drawn = any(drawn)
-    rows = [
-        Row(
-            (
-                Cell(format_ranks(row.ranks)),
-                _state(row),
-                _doing(row, board.snapshot.taken_ns),
-                Cell(board_view.heard_words(row) if row.silent else "", bold=True),
-                *([Cell("", before=f"{_WIDE_CELL}{drawing}</div>")] if is_drawn else []),
-            ),
-            markup.BAD if row.gone else "",
-            f"ddp-{_TONES.get(ROLES[row.role][1], row.role)}",
-        )
-        for row, drawing in zip(board.rows, drawn, strict=True)
-    ]
+    rows = []
+    for row, drawing in zip(board.rows, drawn, strict=True):
+        mark, colour = ROLES[row.role]
+        word: str = row.role.value
+        in_set_up = row.role is Role.RUNNING and row.status is not Status.RUNNING
+        if row.role is Role.CULPRIT and row.status is Status.DEAD:
+            mark, word = "†", "dead"
+        elif in_set_up or row.role is Role.GROUPLESS:
+            word = row.word or row.status.value
+        # The ranks that they wait for, how long and where; the stage, until setup is done.
+        verb = "" if row.role is Role.WAITING else "waits "
+        waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
+        since_s = (board.snapshot.taken_ns - row.since_ns) / 1e9
+        unfinished = row.stages_passed < len(Stage) and row.role is not Role.ENDED
+        stage = board_view.stage_words(row) if unfinished else ""
+        words = (waits, age_words(since_s) if row.since_ns else "", stage, plain(row.text))
+        cells = [
+            Cell(format_ranks(row.ranks)),
+            Cell(f"{mark} {word}", colour=colour),
+            Cell(" · ".join(filter(None, words)), before=board_view.strip(row) if stage else ""),
+            Cell(board_view.heard_words(row) if row.silent else "", bold=True),
+        ]
+        if is_drawn:
+            cells.append(Cell("", before=f"{_WIDE_CELL}{drawing}</div>"))
+        tone = f"ddp-{_TONES.get(colour, row.role)}"
+        rows.append(Row(cells, markup.BAD if row.gone else "", tone))
     columns = (*_COLUMNS, _DRAWN) if is_drawn else _COLUMNS
     return Table(columns, rows, css_class="ddp-board").html()
-
-
-def _state(row: BoardRow) -> Cell:
-    """A mark and a word."""
-    mark, colour = ROLES[row.role]
-    word: str = row.role.value
-    if row.role is Role.CULPRIT and row.status is Status.DEAD:
-        mark, word = "†", "dead"
-    elif row.role is Role.GROUPLESS or (
-        row.role is Role.RUNNING and row.status is not Status.RUNNING  # in setup
-    ):
-        word = row.word or row.status.value
-    return Cell(f"{mark} {word}", colour=colour)
-
-
-def _doing(row: BoardRow, now_ns: int) -> Cell:
-    """Return the ranks that they wait for, how long and where; the stage, until setup is done."""
-    verb = "" if row.role is Role.WAITING else "waits "
-    waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
-    age = age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
-    in_set_up = row.stages_passed < len(Stage) and row.role is not Role.ENDED
-    stage = board_view.stage_words(row) if in_set_up else ""
-    text = " · ".join(filter(None, (waits, age, stage, plain(row.text))))
-    return Cell(text, before=board_view.strip(row) if stage else "")
 
 
 def _about(board: Board) -> str:

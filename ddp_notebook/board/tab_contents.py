@@ -124,39 +124,39 @@ def source_json(
     `texts` is the code by file, as far as it can be read here.
     """
     files = sorted(stopped_files(stops), key=lambda each: -sum(map(len, each.stops.values())))
-    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:6]]
+    shown = []
+    for stopped in files[:6]:
+        file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
+        # A breakpoint may have been set by another name of the same file, through a link.
+        real = typed = file if is_cell else os.path.realpath(file)
+        # As a person types it: from the working directory, where it is in that.
+        with contextlib.suppress(ValueError, OSError):
+            typed = str(Path(real).relative_to(Path.cwd().resolve()))
+        lines = _lines_around(stopped, texts.get(file, ""))
+        is_found = is_cell or Path(real).is_file()
+        made = {
+            "name": plain(file if is_cell else Path(file).name),
+            "path": "" if is_cell else plain(file),
+            "break": f"%ddp_break {shlex.quote(typed)}:" if is_found else "",
+            "lines": _code(sorted(lines.items())),
+            "at": [
+                {
+                    "line": line,
+                    "ranks": format_ranks(stopped.ranks_at(line)),
+                    # Why they are there, if it was no step.
+                    "text": plain("; ".join(dict.fromkeys(map(stop_text, stopped_there)))),
+                }
+                for line, stopped_there in stopped.stops.items()
+            ],
+            "breakpoints": [
+                {"line": row.place[1], "number": row.breakpoint.number, "text": plain(row.text)}
+                | {"off": not row.enabled}
+                for row in breakpoints
+                if row.place[0] in (file, real)
+            ],
+        }
+        shown.append(made)
     return {"title": plain(title), "files": shown}
-
-
-def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow]) -> dict[str, Any]:
-    file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
-    # A breakpoint may have been set by another name of the same file, through a link.
-    real = typed = file if is_cell else os.path.realpath(file)
-    # As a person types it: from the working directory, where it is in that.
-    with contextlib.suppress(ValueError, OSError):
-        typed = str(Path(real).relative_to(Path.cwd().resolve()))
-    lines = _lines_around(stopped, text)
-    return {
-        "name": plain(file if is_cell else Path(file).name),
-        "path": "" if is_cell else plain(file),
-        "break": f"%ddp_break {shlex.quote(typed)}:" if is_cell or Path(real).is_file() else "",
-        "lines": _code(sorted(lines.items())),
-        "at": [
-            {
-                "line": line,
-                "ranks": format_ranks(stopped.ranks_at(line)),
-                # Why they are there, if it was no step.
-                "text": plain("; ".join(dict.fromkeys(map(stop_text, stops)))),
-            }
-            for line, stops in stopped.stops.items()
-        ],
-        "breakpoints": [
-            {"line": row.place[1], "number": row.breakpoint.number, "text": plain(row.text)}
-            | {"off": not row.enabled}
-            for row in breakpoints
-            if row.place[0] in (file, real)
-        ],
-    }
 
 
 def _lines_around(stopped: StoppedFile, text: str) -> dict[int, str]:
@@ -314,12 +314,34 @@ class TabFeed:
         key = (key, self._session.findings.begun)
         if key != self._key:
             self._key, self._changed_s = key, now_s
-        wanted = self._wanted(now_s)
+        run = self._session.runs.current
+        with self._lock:
+            open_tabs = self._watching.values()
+            # A page reports every minute; one that is silent for three was closed.
+            wanted = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
+        if self._session.runs.stops:
+            wanted |= {beside for tab in wanted for beside in _BESIDE.get(tab, ())}
         if "history" in wanted:
-            self._show_history()
-        if "console" in wanted:
-            self._show_console(now_s)
-        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
+            runs = self._session.runs.past.runs
+            # The age of a run that goes on is not news.
+            ageless = tuple(replace(r, duration_s=0.0) if r.pending else r for r in runs)
+            if self._told.get("history") != ageless:
+                self._told["history"] = ageless
+                self._tell({"history": history_json(runs)})
+        if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
+            self._looked_s = now_s
+            written = run is not None and (run.cell, run.events.changes, tuple(run.events.withheld))
+            if self._told.get("console", self) != written:
+                self._told["console"] = written
+                content = console_json("", (), {})
+                if run is not None:
+                    outputs, withheld = run.events.live_groups(), dict(run.events.withheld)
+                    content = console_json(run.title, outputs, withheld)
+                self._tell({"console": content})
+        # Where every rank of the run is paused at a line, nothing changes by itself.
+        settled = now_s - self._changed_s > _SETTLED_S or (
+            run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
+        )
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
             told = self._told.get(tab)
@@ -327,21 +349,6 @@ class TabFeed:
                 self._asked.add(tab)
                 self._told[tab] = key
                 threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
-
-    def _wanted(self, now_s: float) -> set[str]:
-        """The tabs that pages have open."""
-        with self._lock:
-            open_tabs = self._watching.values()
-            # A page reports every minute; one that is silent for three was closed.
-            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
-        beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
-        return tabs.union(beside) if self._session.runs.stops else tabs
-
-    @property
-    def _all_stand(self) -> bool:
-        """True where every rank of the run is paused at a line: nothing changes by itself."""
-        run = self._session.runs.current
-        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
 
     def _ask(self, tab: str) -> None:
         """Ask the ranks, and tell what they answer; why not, where they cannot be asked."""
@@ -360,27 +367,3 @@ class TabFeed:
         run = self._session.runs.current
         about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
         self._tell({tab: {**content, **about}})
-
-    def _show_history(self) -> None:
-        runs = self._session.runs.past.runs
-        # The age of a run that goes on is not news.
-        key = tuple(replace(run, duration_s=0.0) if run.pending else run for run in runs)
-        if self._told.get("history") != key:
-            self._told["history"] = key
-            self._tell({"history": history_json(runs)})
-
-    def _show_console(self, now_s: float) -> None:
-        if now_s - self._looked_s <= _WRITTEN_S:
-            return
-        self._looked_s = now_s
-        run, key = self._session.runs.current, None
-        if run is not None:
-            key = (run.cell, run.events.changes, tuple(run.events.withheld))
-        if self._told.get("console", self) == key:
-            return
-        self._told["console"] = key
-        if run is None:
-            content = console_json("", (), {})
-        else:
-            content = console_json(run.title, run.events.live_groups(), dict(run.events.withheld))
-        self._tell({"console": content})

@@ -576,8 +576,13 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
         return Check.ok(name, f"{value!r} hides all GPUs")
     indices = _indices(gpus) or "none"
     remedy = f"Name each GPU once, of those there are ({indices}), or unset it."
+    indexed: list[str | None] = []
+    for part in named:
+        # An index, or the beginning of a UUID; a part of a GPU (MIG) is not listed.
+        by_uuid = part.startswith("GPU-")
+        found = (g.index for g in gpus if part == g.index or (by_uuid and g.uuid.startswith(part)))
+        indexed.append(part if part.startswith("MIG-") else next(found, None))
     # An index and a UUID may name the same GPU twice.
-    indexed = [_find(part, gpus) for part in named]
     meant = [index or part for index, part in zip(indexed, named, strict=True)]
     twice = sorted(part for part in meant if meant.count(part) > 1)
     if twice:
@@ -593,16 +598,6 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
             remedy,
         )
     return Check.ok(name, value)
-
-
-def _find(named: str, gpus: Sequence[Gpu]) -> str | None:
-    """Return the index of the GPU that `named` means: an index, or the beginning of a UUID."""
-    if named.startswith("MIG-"):
-        return named  # a part of a GPU, which is not listed
-    for gpu in gpus:
-        if named == gpu.index or (named.startswith("GPU-") and gpu.uuid.startswith(named)):
-            return gpu.index
-    return None
 
 
 def check_devices(

@@ -103,9 +103,24 @@ class RankNames:
 
         @context_matcher(identifier=_CELL_MATCHER)
         def matches(context: Any) -> dict[str, Any]:
-            lines = context.full_text.split("\n")[: context.cursor_line]
+            text = context.full_text
+            lines = text.split("\n")[: context.cursor_line]
             at = sum(len(line) + 1 for line in lines) + context.cursor_position
-            return self._complete(context.full_text, at)
+            first = _in_cell(text, at)
+            if first is None:
+                return {"completions": []}
+            code, at = text[first.end() :], at - first.end()
+            found = ui.session.values.complete(code, at, self._ranks(first["options"]))
+            if found is None or not found.texts:
+                return {"completions": []}
+            known = [SimpleCompletion(name, type=kind) for name, kind in found.texts]
+            names = {name for name, _ in found.texts}
+            own = (word for word in _words(code, found.start, at) if word not in names)
+            return {
+                "completions": [*known, *(SimpleCompletion(w, type="statement") for w in own)],
+                "matched_fragment": code[found.start : at],
+                "suppress": True,
+            }
 
         _matchers(self._ui.shell).append(matches)
         if self._kernel is not None:
@@ -120,25 +135,6 @@ class RankNames:
         withdraw_completion(self._ui.shell, _CELL_MATCHER)
         if self._kernel is not None:
             vars(self._kernel).pop("do_inspect", None)
-
-    def _complete(self, text: str, at: int) -> dict[str, Any]:
-        """Completions in the form of a matcher of IPython."""
-        first = _in_cell(text, at)
-        if first is None:
-            return {"completions": []}
-        code, at = text[first.end() :], at - first.end()
-        found = self._ui.session.values.complete(code, at, self._ranks(first["options"]))
-        if found is None or not found.texts:
-            return {"completions": []}
-        word = code[found.start : at]
-        known = [SimpleCompletion(text, type=kind) for text, kind in found.texts]
-        own = [SimpleCompletion(text, type="statement") for text in _words(code, found.start, at)]
-        names = {each.text for each in known}
-        return {
-            "completions": [*known, *(each for each in own if each.text not in names)],
-            "matched_fragment": word,
-            "suppress": True,
-        }
 
     def _inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()

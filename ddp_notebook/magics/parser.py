@@ -68,7 +68,7 @@ class Option:
         self.is_flag = not (self.is_positional or self.metavar or choices)
         self.default = default
         if default is ...:
-            text = choices[0] if choices else None if "type" in more else ""
+            text = next(iter(choices), None if "type" in more else "")
             self.default = False if self.is_flag else text
         self.attribute = more.get("dest", self.names[-1].lstrip("-").replace("-", "_"))
         """Its name in the parsed arguments."""

@@ -1,7 +1,7 @@
 """How a notebook shows a cell or script on the ranks: live while it runs, whole when it ended.
 
-While it runs, what the ranks wrote stands under its cell, and above it, after a second, a line of
-what they do: a widget where the front end can show one, else text.
+While it runs, the output of the ranks stands under its cell, and above it, after a second, a line
+on their activity: a widget where the front end can show one, else text.
 """
 
 from __future__ import annotations
@@ -116,26 +116,33 @@ class RunDisplay:
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
                 live.end(None, "")
-            self._follow_paused(runs[0])
+            run, ended = runs[0], runs[0].ended
+
+            def look() -> Bundle:
+                if region.closed:
+                    return _end_bundle(run, ended)
+                return live_bundle(run.events.live_groups(), "", _timeless(run.step_table()))
+
+            region = self._standing(look, ended.done)
+            self._follow(region)
+            ended.add_done_callback(lambda _: region.nudge())
         else:
-            self._show_end(result, live, time.monotonic() - started_s)
+            elapsed_s = time.monotonic() - started_s
+            headlines, error, how = _headlines(result), result.error, ""
+            # Nothing is said of a run that was over at once, or is in progress.
+            if elapsed_s >= 1 and (error is not None or not result.pending):
+                how = f"finished in {elapsed_s:.1f} s"
+                if error is not None:
+                    how = f"did not finish; it ran for {elapsed_s:.1f} s"
+                if isinstance(error, Stuck):
+                    how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
+            if live is not None:
+                # The region is above everything else that this cell shows.
+                live.end(headlines[0] if headlines else None, how)
+                headlines = headlines[1:] if live.region.shown else headlines
+            self._publish(result, headlines)
         result.raise_for_error()
         return result
-
-    def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
-        headlines, error, how = _headlines(result), result.error, ""
-        # Nothing is said of a run that was over at once, or is in progress.
-        if elapsed_s >= 1 and (error is not None or not result.pending):
-            how = f"finished in {elapsed_s:.1f} s"
-            if error is not None:
-                how = f"did not finish; it ran for {elapsed_s:.1f} s"
-            if isinstance(error, Stuck):
-                how = f"stopped after {elapsed_s:.1f} s: no rank can continue"
-        if live is not None:
-            # The region is above everything else that this cell shows.
-            live.end(headlines[0] if headlines else None, how)
-            headlines = headlines[1:] if live.region.shown else headlines
-        self._publish(result, headlines)
 
     def show_result(self, result: CellResult) -> None:
         """Show a run that has ended, its error included."""
@@ -186,19 +193,6 @@ class RunDisplay:
             )
             self._follow(live.region)
             ended.add_done_callback(lambda _: live.region.nudge())
-
-    def _follow_paused(self, run: CellRun) -> None:
-        """Continue to show a run that pauses before each collective, and how it ends."""
-        ended = run.ended
-
-        def look() -> Bundle:
-            if region.closed:
-                return _end_bundle(run, ended)
-            return live_bundle(run.events.live_groups(), "", _timeless(run.step_table()))
-
-        region = self._standing(look, ended.done)
-        self._follow(region)
-        ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
         """Continue to show a setup that pauses before each stage, until it is complete."""

@@ -20,7 +20,7 @@ _COLUMNS = (
     *("mean_us", "p10_us", "p90_us", "p99_us"),
     *("algbw_gb_per_s", "busbw_gb_per_s", "wrong", "skew_us"),
 )
-"""Of a point, as they are called there."""
+"""The fields of a point, as they are called there."""
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 
 

@@ -53,8 +53,28 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     curves = [curve for curve in run.curves if curve.operation.sized and curve.points]
     before = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
     points = [p for curve in curves for p in curve.points]
+    alone = len(curves) == 1
     for number, curve in enumerate(curves):
-        _draw_time(left, curve, number, alone=len(curves) == 1)
+        sizes = [p.size_bytes for p in curve.points]
+        times = [max(p.latency_us, _LEAST_US) for p in curve.points]
+        colour = _COLOURS[number % len(_COLOURS)]
+        if alone:
+            p10, p90 = (
+                [max(p.p10_us, _LEAST_US) for p in curve.points],
+                [p.p90_us for p in curve.points],
+            )
+            left.fill_between(sizes, p10, p90, color=colour, alpha=0.15, lw=0, label="p10 to p90")
+        ends = [p.latency_interval_us for p in curve.points]
+        below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
+        above = [max(high - t, 0.0) for t, (_, high) in zip(times, ends, strict=True)]
+        left.errorbar(sizes, times, yerr=[below, above], fmt="none", ecolor=colour, lw=1, capsize=2)
+        _draw(left, curve, times, number, label="median" if alone else curve.name)
+        if (fit := curve.fit) is not None:
+            span = fit.to_bytes / fit.from_bytes
+            fine = [fit.from_bytes * span ** (n / 99) for n in range(100)]
+            label = f"fit, off by {fit.median_error:.0%}" if alone else None
+            predicted = [fit.predict(x) * 1e6 for x in fine]
+            left.plot(fine, predicted, "--", color=_INK, lw=1, label=label)
         _draw(right, curve, [p.busbw_gb_per_s for p in curve.points], number)
         if curve.key in before:
             look: dict[str, Any] = {"color": _QUIET, "mfc": "white", "ls": ":", "label": "baseline"}
@@ -78,7 +98,7 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     left.yaxis.set_major_formatter(lambda value, _position: duration(value / 1e6))
     left.yaxis.set_minor_formatter(lambda *_: "")
     left.set_ylim(_time_range(points))
-    if len(curves) == 1 and (fit := curves[0].fit) is not None:
+    if alone and (fit := curves[0].fit) is not None:
         # Its latency as a floor, and the size that gets half of the bandwidth.
         dotted: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (1, 2))}
         floor_us, half = fit.latency_s * 1e6, fit.half_bandwidth_bytes
@@ -94,28 +114,6 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     _legend(left, loc="upper left")
     _legend(right, loc="center left")
     return figure
-
-
-def _draw_time(axes: Axes, curve: Curve, number: int, *, alone: bool) -> None:
-    sizes = [p.size_bytes for p in curve.points]
-    times = [max(p.latency_us, _LEAST_US) for p in curve.points]
-    colour = _COLOURS[number % len(_COLOURS)]
-    if alone:
-        low, high = (
-            [max(p.p10_us, _LEAST_US) for p in curve.points],
-            [p.p90_us for p in curve.points],
-        )
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0, label="p10 to p90")
-    ends = [p.latency_interval_us for p in curve.points]
-    below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
-    above = [max(high - t, 0.0) for t, (_, high) in zip(times, ends, strict=True)]
-    axes.errorbar(sizes, times, yerr=[below, above], fmt="none", ecolor=colour, lw=1, capsize=2)
-    _draw(axes, curve, times, number, label="median" if alone else curve.name)
-    if curve.fit is not None:
-        fit, span = curve.fit, curve.fit.to_bytes / curve.fit.from_bytes
-        fine = [fit.from_bytes * span ** (n / 99) for n in range(100)]
-        label = f"fit, off by {fit.median_error:.0%}" if alone else None
-        axes.plot(fine, [fit.predict(x) * 1e6 for x in fine], "--", color=_INK, lw=1, label=label)
 
 
 def _draw(axes: Axes, curve: Curve, heights: Sequence[float], number: int, **look: Any) -> None:
@@ -156,20 +154,7 @@ def against_batch(result: StepBenchResult) -> Figure:
     figure, (left, right) = _two_panels(
         steps_title(result).replace(" gradients, ", " gradients\n", 1)
     )
-    _draw_shares(left, result)
-    _draw_scaling(right, result)
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-        axes.set_xticks(result.batches, [f"{batch:,}" for batch in result.batches])
-        axes.margins(x=0.08)
-        if not result.points:
-            _say(axes, "nothing was measured")
-    return figure
-
-
-def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
-    """Draw exposed communication as a share of the step, for each bucket size."""
+    # Exposed communication as a share of the step, for each bucket size.
     for number, bucket in enumerate(result.buckets):
         points = [point for point in result.points if point.bucket == bucket]
         shares = [100 * point.exposed_share for point in points]
@@ -177,7 +162,7 @@ def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
             [min(max(100 * end / p.step_us, 0.0), 100.0) for end in p.exposed_interval_us]
             for p in points
         ]
-        axes.errorbar(
+        left.errorbar(
             [point.batch for point in points],
             shares,
             yerr=[
@@ -190,32 +175,37 @@ def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
             label=name_bucket(bucket),
         )
     heading = "Communication that is not hidden, 95 % interval"
-    _dress(axes, heading, "batch per rank", "% of the step")
-    axes.set_ylim(0, max(5.0, *axes.get_ylim()))
-    _legend(axes)
-
-
-def _draw_scaling(axes: Axes, result: StepBenchResult) -> None:
-    """Draw samples per second of all ranks, of one rank alone, and of as many times that."""
-    points, ranks = result.main_points, result.world_size
-    batches = [point.batch for point in points]
-    alone = [point.batch / point.alone_us * 1e6 for point in points]
-    rates = [point.samples_per_s for point in points]
-    axes.plot(batches, rates, color=_COLOURS[0], marker="o", label=f"{ranks} ranks")
+    _dress(left, heading, "batch per rank", "% of the step")
+    left.set_ylim(0, max(5.0, *left.get_ylim()))
+    _legend(left)
+    # Samples per second of all ranks, of one rank alone, and of as many times that.
+    main, ranks = result.main_points, result.world_size
+    batches = [point.batch for point in main]
+    alone = [point.batch / point.alone_us * 1e6 for point in main]
+    rates = [point.samples_per_s for point in main]
+    right.plot(batches, rates, color=_COLOURS[0], marker="o", label=f"{ranks} ranks")
     if ranks > 1:
-        axes.plot(batches, alone, color=_VERMILLION, marker="s", label="one rank alone")
+        right.plot(batches, alone, color=_VERMILLION, marker="s", label="one rank alone")
         ideal = [ranks * rate for rate in alone]
-        axes.plot(batches, ideal, "--", color=_QUIET, lw=1, label=f"{ranks} times that")
-        for point, rate in zip(points, rates, strict=True):
+        right.plot(batches, ideal, "--", color=_QUIET, lw=1, label=f"{ranks} times that")
+        for point, rate in zip(main, rates, strict=True):
             # An efficiency that cannot be says that the step of the single rank was disturbed.
             known = point.efficiency <= PERFECT
-            _note(axes, f"{point.efficiency:.0%}" if known else "noise", point.batch, rate)
+            _note(right, f"{point.efficiency:.0%}" if known else "noise", point.batch, rate)
         if result.break_even:
-            axes.axvline(result.break_even, color=_COLOURS[2], ls=":", lw=1.6, label="break-even")
+            right.axvline(result.break_even, color=_COLOURS[2], ls=":", lw=1.6, label="break-even")
     heading = "Scaling: samples per second, and efficiency"
-    _dress(axes, heading, "batch per rank", "samples per second")
-    axes.set_ylim(bottom=0)
-    _legend(axes)
+    _dress(right, heading, "batch per rank", "samples per second")
+    right.set_ylim(bottom=0)
+    _legend(right)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        axes.set_xticks(result.batches, [f"{batch:,}" for batch in result.batches])
+        axes.margins(x=0.08)
+        if not result.points:
+            _say(axes, "nothing was measured")
+    return figure
 
 
 # -- what both share ---------------------------------------------------------------------

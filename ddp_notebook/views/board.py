@@ -48,7 +48,7 @@ _ROLE_LOOKS = {
     Role.GROUPLESS: (markup.WARN, "late"),
     Role.ENDED: (markup.IDLE, "ended"),
 }
-"""The colour and the class of ranks of which the status tells less."""
+"""The colour and the class of roles that say more than the status."""
 _STRIP = "display: inline-block; margin-right: 8px; white-space: nowrap"
 _SEGMENT = (
     "display: inline-block; box-sizing: border-box; width: 9px; height: 9px;"

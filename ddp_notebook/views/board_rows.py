@@ -44,7 +44,7 @@ _DEATHS = (Category.RANK_DIED, Category.OOM_ON_ONE_RANK)
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """What is known of the session at one moment.
+    """The facts about the session at one moment.
 
     `collectives` are those that the ranks issued in the current or last run; `pending` are the
     ranks that are still in it. `sources` is code by file name. `store` says who hosts the store:
@@ -64,7 +64,7 @@ class BoardFacts:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found; empty also where nobody has asked."""
+        """The findings of the diagnosis; empty without one."""
         return self.diagnosis.findings if self.diagnosis is not None else ()
 
 
@@ -85,7 +85,7 @@ def board_of(facts: BoardFacts) -> Board:
 
 
 def stuck_note(board: Board, diagnosis: Diagnosis | None) -> str:
-    """Which ranks of a run wait for long, for whom, and what to type; empty where all is well.
+    """Return who has waited long for which ranks, and what to type; empty where all is well.
 
     Once something was found, there is a note also if it names no rank that waits.
     """
@@ -185,7 +185,7 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class _Activity:
-    """What a rank does, since when, and for whom it waits."""
+    """The activity of a rank, since when, and the ranks that it waits for."""
 
     text: str
     since_ns: int = 0
@@ -310,7 +310,7 @@ def state_word(state: RankState) -> str:
 
 
 def describe(state: RankState) -> str:
-    """What a rank does, waits for, raised last or died of, in a few words."""
+    """Say in a few words what a rank does, waits for, raised last or died of."""
     match state.status:
         case Status.STARTING:
             return "its new process starts" if state.restarting else "its process starts"

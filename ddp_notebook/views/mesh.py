@@ -49,7 +49,25 @@ def text(layout: MeshLayout) -> str:
 def html(layout: MeshLayout) -> str:
     """The same, the grid with a bar for what each rank holds; every value escaped."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(_title(layout))}</div>'
-    parts = [title, _grid(layout)]
+    # The grid is a table; where each rank has a cell of its own, with what it holds.
+    most = max(layout.bytes.values(), default=0)
+    rows = ""
+    for label, cells in _lines(layout):
+        rows += f'<tr><th style="{_CELL}">{escape(label)}</th>'
+        for cell in cells:
+            # In a mesh that is wide a cell names many ranks, and has no bar.
+            rank = re.fullmatch(r"rank (\d+)", cell)
+            size = layout.bytes.get(int(rank[1])) if rank else None
+            bar = ""
+            if size is not None and most:
+                bar = (
+                    f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
+                    f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
+                )
+            rows += f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
+        rows += "</tr>"
+    style = "border-collapse: collapse; color: inherit; margin: 4px 0"
+    parts = [title, f'<table style="{style}">{rows}</table>' if rows else ""]
     for model in layout.models:
         parts.append(f'<div style="margin: 10px 0 4px">{markup.words(_about(model))}</div>')
         parts.append(_table(model).html())
@@ -86,28 +104,6 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
         yield label, [together] if wide else [f"rank {rank}" for rank in ranks]
     if len(rows) > _MOST_LINES:
         yield f"and {len(rows) - _MOST_LINES} more lines", []
-
-
-def _grid(layout: MeshLayout) -> str:
-    """The lines as a table; where each rank has a cell of its own, with what it holds."""
-    most = max(layout.bytes.values(), default=0)
-    rows = []
-    for label, cells in _lines(layout):
-        row = f'<th style="{_CELL}">{escape(label)}</th>'
-        for cell in cells:
-            # In a mesh that is wide a cell names many ranks, and has no bar.
-            rank = re.fullmatch(r"rank (\d+)", cell)
-            size = layout.bytes.get(int(rank[1])) if rank else None
-            bar = ""
-            if size is not None and most:
-                bar = (
-                    f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
-                    f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
-                )
-            row += f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
-        rows.append(f"<tr>{row}</tr>")
-    style = "border-collapse: collapse; color: inherit; margin: 4px 0"
-    return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
 
 
 def _about(model: ModelLayout) -> str:

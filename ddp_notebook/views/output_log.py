@@ -64,29 +64,24 @@ class OutputLog:
         return tuple(self._items)
 
     def _add_text(self, output: Output) -> None:
-        if output.what is OutputKind.STDERR and self._goes_on_above(output.text):
+        below = self._items[-1].what if self._items else None
+        over_bar = output.what is OutputKind.STDERR and below is OutputKind.STDOUT
+        # A loop prints to stdout while its bar stands in stderr. Taken as they arrive, each print
+        # would leave a bar behind and begin another one below; so what overwrites the bar goes on
+        # where that is.
+        if over_bar and self._bar is not None and _OVERWRITES.match(output.text):
+            index, written = self._bar
+            written += output.text
+            self._items[index] = replace(self._items[index], text=apply_carriage_returns(written))
+            self._bar = (index, resumable(written))
             return
-        if not self._items or self._items[-1].what is not output.what:
+        if below is not output.what:
             self._join()
-            if self._items and self._items[-1].what is OutputKind.STDERR:
+            if below is OutputKind.STDERR:
                 self._bar = (len(self._items) - 1, self._open) if "\r" in self._open else None
             self._open = ""
             self._items.append(OutputItem(output.what))
         self._pieces.append(output.text)
-
-    def _goes_on_above(self, text: str) -> bool:
-        """Whether `text` overwrites, or has overwritten, a line that has other output below it."""
-        # A loop prints to stdout while its bar stands in stderr. Taken as they arrive, each print
-        # would leave a bar behind and begin another one below; so what overwrites the bar goes on
-        # where that is.
-        below = self._items[-1].what if self._items else OutputKind.STDERR
-        if self._bar is None or below is not OutputKind.STDOUT or not _OVERWRITES.match(text):
-            return False
-        index, written = self._bar
-        written += text
-        self._items[index] = replace(self._items[index], text=apply_carriage_returns(written))
-        self._bar = (index, resumable(written))
-        return True
 
     def _join(self) -> None:
         if self._pieces:
@@ -100,7 +95,7 @@ class OutputLog:
 
 
 def apply_carriage_returns(text: str) -> str:
-    """What a terminal shows of `text`: what follows a carriage return overwrites the line.
+    """Return what a terminal shows of `text`: a carriage return has its line overwritten.
 
     A carriage return at the end is kept: the text that overwrites the line may follow later.
     """
@@ -173,7 +168,7 @@ def bars_apart(items: Iterable[OutputItem]) -> list[OutputItem]:
 
 
 def _overwrite(line: str) -> tuple[str, int]:
-    """What a line shows, and the column of the next character."""
+    """Return the text that a line shows, and the column of the next character."""
     shown, piece = "", ""
     for piece in line.split("\r"):
         shown = piece + shown[len(piece) :]
@@ -250,8 +245,8 @@ def split_errors(
     differ only in these are shown as one, with ``rank N`` and ``PORT`` in their place.
     """
     errors: dict[str, dict[str, list[int]]] = {}
+    # Ranks whose output is equal without tracebacks are one group.
     rest: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
-    """What is equal without tracebacks is one group."""
     for each in groups:
         others = []
         for item in each.items:

@@ -20,7 +20,7 @@ from ddp_notebook.views.board_rows import BoardFacts
 
 
 def merge(stacks: Iterable[RankStack], world_size: int) -> StackTree:
-    """One tree of `stacks`, of which no two may be of the same rank.
+    """Return one tree of `stacks`, at most one for each rank.
 
     Ranks at the same line of the same call share a branch; consecutive frames of the same ranks are
     one branch; where ranks diverge, the branch with the lowest rank comes first. Ranks whose code
@@ -54,7 +54,7 @@ def _raised(stack: RankStack) -> bool:
 
 
 def _next(stack: RankStack, depth: int) -> object:
-    """The key of a rank's branch: its frame at `depth`, or its state if it has none there."""
+    """Return the key of a rank's branch: its frame at `depth`; beyond the last one, its state."""
     if depth < len(stack.frames):
         return _raised(stack), replace(stack.frames[depth], locals=())
     return stack.doing

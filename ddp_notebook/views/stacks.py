@@ -200,22 +200,8 @@ class _Drawing:
         if branch.doing is not None:
             label += _GAP + state_words(branch.doing, tail)
         # However deep the branch, its lines have 40 columns.
-        rows = self._rows(branch, max(40, WIDTH - len(own)))
-        # A branch with one line stands beside its ranks; others have a line each below.
-        first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
-        if first and len(label + _GAP + first) <= WIDTH:
-            yield label + _GAP + first
-            rows = rows[1:]
-        else:
-            yield from wrap(label, WIDTH, subsequent_indent=own + _BELOW) or [label]
-        yield from (own + row for row in rows)
-        for child in branch.children[:-1]:
-            yield from self.lines(child, below + _CHILD, below + _BESIDE, tail)
-        for child in branch.children[-1:]:
-            yield from self.lines(child, below + _LAST_CHILD, below + _BELOW, tail)
-
-    def _rows(self, branch: Branch, room: int) -> list[str]:
-        """A line for each frame that is drawn, in aligned columns, and its local variables."""
+        room = max(40, WIDTH - len(own))
+        # A line for each frame that is drawn, in aligned columns, and its local variables.
         frames = drawn(branch)
         places = [_clip(place_words(f, self.names), 36, end=True) for f in frames]
         functions = [_clip(function_words(f), 28) for f in frames]
@@ -228,7 +214,18 @@ class _Drawing:
             rows.append(f"{before}{_GAP}{source}".rstrip() if before else source)
             for words in locals_words(branch, frame):
                 rows += wrap(words, room, initial_indent="    ", subsequent_indent="      ")
-        return rows
+        # A branch with one line stands beside its ranks; others have a line each below.
+        first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
+        if first and len(label + _GAP + first) <= WIDTH:
+            yield label + _GAP + first
+            rows = rows[1:]
+        else:
+            yield from wrap(label, WIDTH, subsequent_indent=own + _BELOW) or [label]
+        yield from (own + row for row in rows)
+        for child in branch.children[:-1]:
+            yield from self.lines(child, below + _CHILD, below + _BESIDE, tail)
+        for child in branch.children[-1:]:
+            yield from self.lines(child, below + _LAST_CHILD, below + _BELOW, tail)
 
 
 def _clip(text: str, width: int, *, end: bool = False) -> str:
@@ -262,42 +259,34 @@ class _Page:
             state = markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
         who = f'<span style="font-weight: 600">{_words(name_ranks(branch.ranks))}</span>'
         children = "".join(self.branch(child, tail) for child in branch.children)
-        frames = "".join(self._frames(branch))
-        return f'<div style="{_BRANCH}"><div>{who} {state}</div>{frames}{children}</div>'
-
-    def _frames(self, branch: Branch) -> Iterator[str]:
-        """The frames; each run of frames of libraries as one line that can be opened."""
-        apart = drawn(branch)
+        shown = ""
         for library, run in groupby(branch.frames, lambda frame: frame.library):
             frames = list(run)
-            if not library:
-                yield from (self._frame(frame, branch) for frame in frames)
-                continue
-            inside = "".join(self._frame(frame, branch) for frame in frames)
-            # Frames of libraries are folded, except where ranks differ only in them.
-            is_open = " open" if frames[-1:] == list(apart) else ""
-            modules = (frame.module.partition(".")[0] for frame in frames if frame.module)
-            count = counted(len(frames), "frame")
-            if libraries := ", ".join(dict.fromkeys(modules)):
-                count += f" of {libraries}"
-            yield (
-                f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
-                f"{_words(count)}</summary>"
-                f'<div style="margin-left: 1.3em; {markup.MUTED}">{inside}</div></details>'
-            )
-
-    def _frame(self, frame: Frame, branch: Branch) -> str:
-        place = _words(place_words(frame, self.names))
-        parts = [
-            f'<span style="font-weight: 500">{place}</span>' if place else "",
-            _words(function_words(frame)),
-            f'<code style="{_CODE}">{_words(frame.source)}</code>' if frame.source else "",
-        ]
-        title = escape(plain(frame.file))
-        call = " &nbsp;".join(filter(None, parts))
-        lines = locals_words(branch, frame)
-        below = "".join(f'<div style="{_LOCALS}">{_words(line)}</div>' for line in lines)
-        return f'<div style="{_FRAME}" title="{title}">{call}</div>{below}'
+            inside = ""
+            for frame in frames:
+                place, source = _words(place_words(frame, self.names)), _words(frame.source)
+                parts = [
+                    f'<span style="font-weight: 500">{place}</span>' if place else "",
+                    _words(function_words(frame)),
+                    f'<code style="{_CODE}">{source}</code>' if frame.source else "",
+                ]
+                title, call = escape(plain(frame.file)), " &nbsp;".join(filter(None, parts))
+                inside += f'<div style="{_FRAME}" title="{title}">{call}</div>'
+                for line in locals_words(branch, frame):
+                    inside += f'<div style="{_LOCALS}">{_words(line)}</div>'
+            if library:  # one line that can be opened
+                # Frames of libraries are folded, except where ranks differ only in them.
+                is_open = " open" * (frames[-1:] == list(drawn(branch)))
+                modules = (frame.module.partition(".")[0] for frame in frames)
+                libraries = ", ".join(filter(None, dict.fromkeys(modules)))
+                count = " of ".join(filter(None, (counted(len(frames), "frame"), libraries)))
+                inside = (
+                    f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
+                    f"{_words(count)}</summary>"
+                    f'<div style="margin-left: 1.3em; {markup.MUTED}">{inside}</div></details>'
+                )
+            shown += inside
+        return f'<div style="{_BRANCH}"><div>{who} {state}</div>{shown}{children}</div>'
 
 
 def _words(text: str) -> str:

@@ -157,8 +157,23 @@ def collective_table(
     since: dict[_Row, float] = {}
     for rank in members:
         record = latest.get(rank)
-        failure = failures.get(rank, "")
-        row = _collective_row(record, rank in pending, collectives, missing, failure)
+        text = failures.get(rank, "")
+        if text:
+            state = "failed"
+        elif rank not in pending:
+            state = "done"
+        elif record is not None and is_paused(record):
+            state = "paused"
+        else:
+            state = "busy" if record is None or record.over else "waiting"
+        row: _Row = ("0 issued", state, text, (), 0.0)
+        if record is not None:
+            if rank in pending:
+                text = describe_collective(record, collectives.of[rank])
+            waits_for = missing.of(record) if state == "waiting" else ()
+            limit_s = record.call.limit_s if state == "waiting" else 0.0
+            passed = f"{record.number + (not is_paused(record))} issued"
+            row = (passed, state, text, waits_for, limit_s)
         ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:
             since[row] = max(since.get(row, 0.0), (now_ns - record.issued_ns) / 1e9)
@@ -183,31 +198,6 @@ def collective_table(
         f"{_DOCUMENTED}{operation}" if about else "",
         "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end",
     )
-
-
-def _collective_row(
-    record: Collective | None,
-    pending: bool,
-    collectives: Collectives,
-    missing: MissingRanks,
-    failure: str,
-) -> _Row:
-    """What is equal for ranks that share a row."""
-    if failure:
-        state = "failed"
-    elif not pending:
-        state = "done"
-    elif record is not None and is_paused(record):
-        state = "paused"
-    else:
-        state = "busy" if record is None or record.over else "waiting"
-    if record is None:
-        return "0 issued", state, failure, (), 0.0
-    text = describe_collective(record, collectives.of[record.rank]) if pending else failure
-    passed = f"{record.number + (not is_paused(record))} issued"
-    if state == "waiting":
-        return passed, state, text, missing.of(record), record.call.limit_s
-    return passed, state, text, (), 0.0
 
 
 def is_paused(record: Collective) -> bool:

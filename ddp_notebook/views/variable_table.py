@@ -64,65 +64,62 @@ def row(
     name: str, values: Mapping[int, Variable], ranks: Ranks, *, sparks: bool = False
 ) -> VariableRow:
     """A variable on `ranks`; ranks that are not in `values` do not have it."""
-    comparable = _comparable(values)
-    groups: dict[object, list[int]] = {}
-    for rank in ranks:
-        key: object = None
-        if (value := comparable.get(rank)) is not None:
-            key, tensor = (value.text, value.digest), value.tensor
-            if tensor is not None:  # which GPU it is on is a rank's own
-                key = replace(tensor, device=_kind(tensor))
-        groups.setdefault(key, []).append(rank)
-    known = {key: members for key, members in groups.items() if not _is_unknown(key, groups)}
-    largest = max(known.values(), key=len)
-    has_majority = 2 * len(largest) > len(ranks)
-    base = largest if has_majority else next(iter(known.values()))
-    cells = []
-    for key, members in groups.items():
-        value = comparable.get(members[0])
-        cell = VariableCell(
-            tuple(members), _text(members, comparable, full=sparks), absent=value is None
-        )
-        if key not in known:
-            cell = replace(cell, unknown=True)
-        elif members is not base:
-            other = comparable.get(base[0])
-            cell = replace(cell, note=_difference(value, other), odd=has_majority)
-        cells.append(cell)
-    summary = _summary(comparable, sparks=sparks) if len(known) > 1 else ""
-    return VariableRow(name, tuple(cells), summary)
-
-
-# -- which are equal -----------------------------------------------------------------------
-
-
-def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
-    """`values` without the facts that are known of some ranks only.
-
-    Some ranks may have had time to compute digests, and others not.
-    """
     # A digest is made while there is time. If one rank has it and another has not, equal values
     # would be shown as two: so what some lack is compared on none.
     if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}
-    if all(tensor.digest or not tensor.read for tensor in tensors.values()):
-        return values
-    in_part = {
-        rank: replace(values[rank], tensor=replace(tensor, digest=""))
-        for rank, tensor in tensors.items()
-        if tensor.read != tensor.size
+    if not all(facts.digest or not facts.read for facts in tensors.values()):
+        values = dict(values)
+        for rank, facts in tensors.items():
+            if facts.read != facts.size:
+                values[rank] = replace(values[rank], tensor=replace(facts, digest=""))
+    groups: dict[object, list[int]] = {}
+    for rank in ranks:
+        key: object = None
+        if (value := values.get(rank)) is not None:
+            key, tensor = (value.text, value.digest), value.tensor
+            if tensor is not None:  # which GPU it is on is a rank's own
+                key = replace(tensor, device=_kind(tensor))
+        groups.setdefault(key, []).append(rank)
+    # A tensor may be equal to another one of its shape of which more values were read.
+    most_read: dict[object, int] = {}
+    for key in groups:
+        if isinstance(key, TensorFacts):
+            what = (key.shape, key.dtype, key.device)
+            most_read[what] = max(key.read, most_read.get(what, 0))
+    known = {
+        key: members
+        for key, members in groups.items()
+        if not isinstance(key, TensorFacts)
+        or key.read in (key.size, most_read[key.shape, key.dtype, key.device])
     }
-    return {**values, **in_part}
-
-
-def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
-    """Whether a tensor may be equal to another one of its shape of which more values were read."""
-    if not isinstance(key, TensorFacts) or key.read == key.size:
-        return False
-    tensors = [other for other in groups if isinstance(other, TensorFacts)]
-    what = (key.shape, key.dtype, key.device)
-    return any(t.read > key.read for t in tensors if (t.shape, t.dtype, t.device) == what)
+    largest = max(known.values(), key=len)
+    has_majority = 2 * len(largest) > len(ranks)
+    base = largest if has_majority else next(iter(known.values()))
+    cells = []
+    for key, members in groups.items():
+        value = values.get(members[0])
+        cell = VariableCell(
+            tuple(members), _text(members, values, full=sparks), absent=value is None
+        )
+        if key not in known:
+            cell = replace(cell, unknown=True)
+        elif members is not base:
+            other = values.get(base[0])
+            cell = replace(cell, note=_difference(value, other), odd=has_majority)
+        cells.append(cell)
+    # The range and mean of numbers, and of tensors of one value; empty for anything else.
+    numbers, summary = [], ""
+    for value in values.values():
+        tensor = value.tensor
+        number = tensor.mean if tensor is not None and tensor.size == 1 else value.number
+        numbers += [number] if number is not None else []
+    if len(known) > 1 and len(numbers) == len(values):
+        drawn = f"  {spark(numbers)}" if sparks and len(numbers) > 2 else ""
+        mean = sum(numbers) / len(numbers)
+        summary = f"min {min(numbers):.4g}, mean {mean:.4g}, max {max(numbers):.4g}{drawn}"
+    return VariableRow(name, tuple(cells), summary)
 
 
 def _kind(tensor: TensorFacts) -> str:
@@ -154,14 +151,12 @@ def tensor_text(tensor: TensorFacts) -> str:
     numbers = [number for number in tensor.sample if number is not None]
     if tensor.size <= _MOST_SHOWN and len(numbers) == tensor.size:
         return f"{what}: {', '.join(f'{number:.6g}' for number in numbers)}"
-    statistics = [
-        f"mean {tensor.mean:.4g}" if tensor.mean is not None else "",
-        f"std {tensor.std:.4g}" if tensor.std is not None else "",
-        f"{tensor.nans:,} NaN" if tensor.nans else "",
-        f"{tensor.infinite:,} inf" if tensor.infinite else "",
-    ]
+    measured = (("mean", tensor.mean), ("std", tensor.std))
+    statistics = [f"{name} {value:.4g}" for name, value in measured if value is not None]
+    counts = ((tensor.nans, "NaN"), (tensor.infinite, "inf"))
+    statistics += [f"{count:,} {name}" for count, name in counts if count]
     part = f" of {tensor.read:,} of its values" if tensor.read < tensor.size else ""
-    return f"{', '.join(filter(None, (what, *statistics)))}{part}"
+    return f"{', '.join([what, *statistics])}{part}"
 
 
 def _difference(value: Variable | None, other: Variable | None) -> str:
@@ -182,20 +177,6 @@ def _difference(value: Variable | None, other: Variable | None) -> str:
     if value.text != other.text:
         return ""
     return "other parameter values" if " parameters, " in value.text else "other values"
-
-
-def _summary(values: Mapping[int, Variable], *, sparks: bool) -> str:
-    """The range and mean of numbers, and of tensors of one value; empty for anything else."""
-    numbers = []
-    for value in values.values():
-        single = value.tensor is not None and value.tensor.size == 1
-        number = value.tensor.mean if value.tensor is not None and single else value.number
-        if number is None:
-            return ""
-        numbers.append(number)
-    mean = sum(numbers) / len(numbers)
-    drawn = f"  {spark(numbers)}" if sparks and len(numbers) > 2 else ""
-    return f"min {min(numbers):.4g}, mean {mean:.4g}, max {max(numbers):.4g}{drawn}"
 
 
 def spark(numbers: Sequence[float]) -> str:

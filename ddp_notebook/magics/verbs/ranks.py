@@ -59,7 +59,12 @@ def start_ranks(
     known = ui.session.record.snapshot
     alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
     if ui.session.ready and alive and not replace:
-        return _running_already(ui, wanted, place)
+        # Run All after a change of nothing: the ranks stay, and so do their variables.
+        if wanted != ui.session.options or len(known.with_status(Status.READY)) < known.world_size:
+            return ui.session.init(wanted)  # which raises, and says what to type
+        ui.open_board(place)
+        ui.say(f"{known.world_size} ranks run already, and keep their variables. {_FRESH}")
+        return ui.session.status()
     # What will be crowded is said before anything is started.
     more = not ui.session.running or wanted.world_size > known.world_size
     if more and (crowded := preflight.warning(wanted)):
@@ -88,17 +93,6 @@ def start_ranks(
         raise
     finally:
         ui.board.nudge()
-
-
-def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board:
-    """The ranks that there are, if they are idle and as `wanted`. Raises UsageMistake."""
-    known = ui.session.record.snapshot
-    # Run All after a change of nothing: the ranks stay, and so do their variables.
-    if wanted != ui.session.options or len(known.with_status(Status.READY)) < known.world_size:
-        return ui.session.init(wanted)  # which raises, and says what to type
-    ui.open_board(place)
-    ui.say(f"{known.world_size} ranks run already, and keep their variables. {_FRESH}")
-    return ui.session.status()
 
 
 INIT = Verb(
