@@ -112,7 +112,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job and its state; an unknown `stuck` is None."""
+    """A job and its state; `stuck` is None while that is unknown."""
 
     script: str
     world_size: int
@@ -188,7 +188,7 @@ def html(jobs: Sequence[Listed]) -> str:
 
 
 def _table(jobs: Sequence[Listed]) -> Table:
-    """Those that run come first."""
+    """Return a table of jobs, the running ones first."""
     now_s = time.time()
     rows = [
         (

@@ -72,7 +72,7 @@ _ABORTED = -signal.SIGABRT.value
 
 @dataclass
 class Found:
-    """What was read. `sources` are the user's files that it names."""
+    """The files that were read. `sources` are the user's files that they name."""
 
     sources: Sources
     dumps: dict[int, Dump] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Found:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not read, and why, a line for each reason."""
+        """The files that were not read, and why, a line for each reason."""
         notes = []
         for why, names in list(self.left_out.items())[:50]:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

@@ -1,4 +1,4 @@
-"""The processes that hold the memory of GPUs, asked of NVIDIA's driver (NVML), as nvidia-smi does."""
+"""The processes that hold the memory of GPUs, by NVIDIA's driver (NVML), as in nvidia-smi."""
 
 from __future__ import annotations
 

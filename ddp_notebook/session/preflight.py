@@ -1,8 +1,8 @@
-"""What is checked before ranks are started, and what is named when a start has failed.
+"""The checks before ranks are started, and the causes to name when a start has failed.
 
-Whether they fit (memory, cores, GPUs, this user's limits of processes, open files and room on
-disk), whether this package has changed under the kernel or others are too old, and whether a file
-beside the notebook has the name of a module that ranks load.
+The checks: whether they fit (memory, cores, GPUs, this user's limits of processes, open files and
+room on disk), whether this package has changed under the kernel or others are too old, and whether
+a file beside the notebook has the name of a module that ranks load.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 RANK_BYTES = 300 * 2**20
-"""What a rank needs: Python, torch, an engine, and room for a small model."""
+"""The memory that a rank needs: for Python, torch, an engine, and room for a small model."""
 _LEAST_RANK_BYTES = 60 * 2**20
 """No rank was measured to take less, forked and without a model."""
 LEAST_FILES = 100
-"""Of a session: folders, logs, sockets and records; of many ranks it has more."""
+"""The files of a session: folders, logs, sockets and records; with many ranks it has more."""
 _TASKS_OF_A_RANK = 16
 """Threads and processes."""
 

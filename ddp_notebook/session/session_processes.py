@@ -339,7 +339,7 @@ class Processes:
 
     @property
     def store_pid(self) -> int:
-        """The process that hosts the session's store, 0 when there is none."""
+        """The process that hosts the session's store; 0 if no process does."""
         return self._living_stores().get("session", 0)
 
     @property

@@ -61,7 +61,7 @@ class Step:
 
     @property
     def move(self) -> calls.Move:
-        """The same for a rank that is paused at a line."""
+        """The move for a rank that is paused at a line."""
         if self.to is None:
             return calls.Move(self.how)
         if self.to == END:

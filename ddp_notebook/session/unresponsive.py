@@ -77,7 +77,7 @@ class StoppedRanks:
         self._next_s = 0.0
 
     def among(self, ranks: Ranks) -> dict[int, str]:
-        """Those of `ranks` that have been stopped for so long, each with what to do, in words."""
+        """Return those of `ranks` that have been stopped for so long, each with the remedy."""
         now_s, states = time.monotonic(), self._states()
         if now_s >= self._next_s:
             self._next_s = now_s + self._LOOK_EVERY_S

@@ -131,7 +131,7 @@ class RunOptions:
 
 
 class Settling:
-    """Whether every rank of a run is paused, waits in a collective, or has finished.
+    """A watch for when each rank of a run is paused, waits in a collective, or has finished.
 
     `left` holds the numbers of the collectives at which ranks were paused before.
     """
@@ -207,9 +207,9 @@ class CellRun:
     """
 
     launch = LaunchParameters()
-    """What the processes of a script have of their own."""
+    """The launch parameters of a script's own processes."""
     seen_late: Diagnosis | None = None
-    """What a script's ranks waited for when one was only late; None if none was."""
+    """The finding about a script's ranks when one was only late; None if none was."""
 
     def __init__(
         self,
@@ -240,10 +240,10 @@ class CellRun:
         self.patient = options.hold or options.wait == "forever"
         """It goes on also when no rank makes progress."""
         self.order: tuple[calls.Order[calls.Cell], calls.Cell] | None = None
-        """What is sent to the ranks."""
+        """The order that is sent to the ranks."""
 
         self.events = RunEvents(cell, ranks, script)
-        """What its ranks have told."""
+        """The events that its ranks have sent."""
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
 
@@ -261,11 +261,11 @@ class CellRun:
         """Its ranks know that one of them is paused."""
         self._signalled: set[int] = set()
         self.detector: StallDetector | None = None
-        """The stall detector while a thread waits; None while there is none."""
+        """The stall detector while a thread waits; else None."""
         self._stuck = Case(())
         """Its ranks as they were found stuck."""
         self.found = Found(self.title, self.number, self.over.is_set)
-        """What is wrong with it."""
+        """The problems found in it."""
 
         self.ended: Future[CellResult] = Future()
         """The result of the thread that `detach` began; also with ranks still in the run."""

@@ -285,7 +285,7 @@ class Breakpoints:
     # -- to the ranks ------------------------------------------------------------------------
 
     def of_rank(self, rank: int) -> calls.Breakpoints:
-        """Those of a rank."""
+        """Return the breakpoints of a rank."""
         own = (
             point
             for number, point in self._all.items()

@@ -322,7 +322,7 @@ class Wrap:
         self._model = models[self.ranks[0]]
 
     def _stop_if(self, findings: tuple[Finding, ...], stage: WrapStage, others: str) -> None:
-        """What the ranks gave does not agree where there are `findings`; `others`: of the rest."""
+        """Raise _Stopped if there are `findings`; `others` is the text of the ranks without one."""
         if findings:
             rows = construction.blamed_rows(findings, stage, self.ranks, others)
             raise _Stopped(findings, rows)

@@ -37,7 +37,7 @@ FIRST_NAME = "lab-0"
 class FaultResult:
     """The outcome of a fault, or of its repair.
 
-    `error` is how setup failed, empty when it succeeded. `diagnosis` is None if no finding was
+    `error` is how setup failed, empty when it succeeded. There is no `diagnosis` if no finding was
     expected. `replaced` says which processes were replaced first.
     """
 
@@ -208,7 +208,7 @@ def listing() -> str:
 
 
 def story(fault: Fault, *, whole: bool = False) -> str:
-    """What a fault is about; with `whole`, also what it changes."""
+    """Return what a fault is about; with `whole`, also what it changes."""
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
         lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
