@@ -192,7 +192,15 @@ class IPyParallelCluster:
         # would call the rank ready. Hence first the word of it, then `ended`.
         def exited(code: int) -> None:
             try:
-                self._exited(rank, process, code)
+                if self._closing:
+                    return
+                if rank == CONTROLLER:
+                    written = files.tail(self.log_file(CONTROLLER), 4000).strip()
+                    last = f" Its last words: {written.splitlines()[-1][:200]}" if written else ""
+                    self._end(f"The ipyparallel controller ended, {exit_text(code)}.{last}")
+                self._on_exit(rank, process, code)
+                if rank != CONTROLLER:
+                    self._forget(rank, process)
             finally:
                 ended.set()
 
@@ -204,7 +212,16 @@ class IPyParallelCluster:
 
         def connect() -> None:
             try:
-                info = self._connection_info()
+                security, info = self._folder / "security", None
+                while info is None:
+                    if self._ended.done():
+                        raise self._lost()
+                    time.sleep(_POLL_S)
+                    # An engine's, too: there may be none before the controller has written both.
+                    with contextlib.suppress(OSError, ValueError):  # not yet, or not all of it
+                        json.loads((security / f"ipcontroller-{_CLUSTER}-engine.json").read_text())
+                        client_file = security / f"ipcontroller-{_CLUSTER}-client.json"
+                        info = json.loads(client_file.read_text())
                 with magics_where_they_load():
                     timeout_s = scaled_for_load(_CONNECTED_S)
                     folders = dict.fromkeys(("profile_dir", "ipython_dir"), str(self._folder))
@@ -231,19 +248,6 @@ class IPyParallelCluster:
                     raise
         raise self._lost()
 
-    def _connection_info(self) -> Any:
-        """Return what a client needs to connect, as soon as the controller has written it."""
-        files = [
-            self._folder / "security" / f"ipcontroller-{_CLUSTER}-{kind}.json"
-            for kind in ("engine", "client")
-        ]
-        while not self._ended.done():
-            # An engine's, too: there may be none before the controller has written both.
-            with contextlib.suppress(OSError, ValueError):  # not yet, or not all of it
-                return [json.loads(file.read_text()) for file in files][-1]
-            time.sleep(_POLL_S)
-        raise self._lost()
-
     def launch(
         self,
         rank: int,
@@ -251,7 +255,7 @@ class IPyParallelCluster:
         first_calls: Sequence[Any],
         begun: Callable[[int], None],
     ) -> None:
-        """Start the engine of `rank`; `begun` gets its pid, before its end is told."""
+        """Start the engine of `rank`; `begun` gets its pid, before its end is reported."""
 
         def begin(pid: int) -> None:
             self._pids[rank] = pid
@@ -429,7 +433,7 @@ class IPyParallelCluster:
         self._await_forgotten(rank)
 
     def lost_fork_server(self) -> None:
-        """Release who waits for the end of a process: all end with the server, and nobody tells."""
+        """Release whoever waits for the end of a process: all end with the server, unreported."""
         for ended in tuple(self._ends.values()):
             ended.set()
 
@@ -440,17 +444,6 @@ class IPyParallelCluster:
         if self._client is not None:
             self._client.close(linger=0)
         self._orders.close()
-
-    def _exited(self, rank: int, pid: int, code: int) -> None:
-        if self._closing:
-            return
-        if rank == CONTROLLER:
-            written = files.tail(self.log_file(CONTROLLER), 4000).strip()
-            last = f" Its last words: {written.splitlines()[-1][:200]}" if written else ""
-            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{last}")
-        self._on_exit(rank, pid, code)
-        if rank != CONTROLLER and self._client is not None:
-            self._forget(rank, pid)
 
     def _end(self, reason: str) -> None:
         """Wake all that wait for the controller."""

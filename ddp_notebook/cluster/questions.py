@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import RankReport, Ranks, codec
@@ -143,28 +142,23 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
                 # It does not block: a question is short, and a new connection's buffer takes it
                 # whole. Where it does not, the rank counts as one that does not answer.
                 if connection.send(message) == len(message):
-                    selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
+                    key_data = rank, connection, bytearray()
+                    selector.register(connection, selectors.EVENT_READ, key_data)
         left_s = timeout_s
         while selector.get_map() and left_s > 0:
             # What has arrived is read after the deadline too: this process may have got no CPU.
             left_s = max(0.0, deadline_s - time.monotonic())
             for key, _ in selector.select(left_s):
-                rank, received = key.data
-                ended = _has_ended(key.fileobj, received)
+                rank, connection, received = key.data
+                try:
+                    piece = connection.recv(1 << 16)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    piece = b""  # nothing can follow
+                received += piece
                 if complete := first_message(received):
                     answers[rank] = complete
-                if ended or complete or len(received) > MOST_BYTES:
+                if not piece or complete or len(received) > MOST_BYTES:
                     selector.unregister(key.fileobj)
     return answers
-
-
-def _has_ended(connection: Any, received: bytearray) -> bool:
-    """Read more into `received`; return True where nothing can follow."""
-    try:
-        piece = connection.recv(1 << 16)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    received += piece
-    return not piece

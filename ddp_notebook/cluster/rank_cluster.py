@@ -26,7 +26,7 @@ class RankCluster(Protocol):
     ) -> None:
         """Start the process of `rank`; `first_calls` as in `launch.child`.
 
-        `begun` gets its pid, before its end is told.
+        `begun` gets its pid, before its end is reported.
         """
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
@@ -74,7 +74,7 @@ class RankCluster(Protocol):
         """The process that ranks and session connect to, 0 before it runs."""
 
     def lost_fork_server(self) -> None:
-        """Release whoever waits for the end of a process: nobody is left to tell of it."""
+        """Release whoever waits for the end of a process: no server is left to report it."""
 
     def close(self) -> None:
         """End everything."""

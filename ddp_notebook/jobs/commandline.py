@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +16,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import find, hosts
 from ddp_notebook.jobs.target import Target, ranks_of
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
-from ddp_notebook.model import Place, name_ranks
+from ddp_notebook.model import name_ranks
 from ddp_notebook.views import findings as view
 from ddp_notebook.views import stacks
 from ddp_notebook.views.ansi import plain, preformatted
@@ -30,7 +29,8 @@ _TARGET = (
 )
 _SLURM = "the number of a job of Slurm's that runs: its hosts are asked by srun --overlap"
 _MOST_CHARACTERS = 2**22
-"""Of a log that is to be explained."""
+"""The most that is read of a log that is to be explained."""
+_MCP = "ddp_notebook.jobs.mcp"
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
 
@@ -72,21 +72,21 @@ def add(commands: Any) -> None:
         "run", help=about, description=about, prefix_chars="\0", add_help=False
     )
     run.add_argument("words", nargs=argparse.REMAINDER, help="[-m] train.py [args]")
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_become, module="ddp_notebook.run")
     about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
     mcp = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
-    mcp.set_defaults(run=_mcp)
+    mcp.set_defaults(run=_become, module=_MCP, words=[])
 
 
-def _mcp(_args: argparse.Namespace) -> NoReturn:
-    """Execute the server as a program of its own: only it needs the package, an extra."""
-    if find_spec("mcp") is None:
+def _become(args: argparse.Namespace) -> NoReturn:
+    """Execute a module as a new program in this process: it loads only what it needs."""
+    if args.module == _MCP and find_spec("mcp") is None:  # an extra
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
-    # The process is replaced, so that stdin and stdout are the server's alone: what an import here
-    # had printed would break the protocol.
-    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
+    # The process is replaced, so that stdin and stdout are the MCP server's alone: what an import
+    # here had printed would break the protocol.
+    os.execv(sys.executable, [sys.executable, "-m", args.module, *args.words])  # noqa: S606
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -113,11 +113,6 @@ def _save(args: argparse.Namespace) -> int:
     write(file, target.saved(), args.force)
     print(f"{args.file}: {target.name}. Read it: ddp-notebook why {args.file}")
     return 0
-
-
-def _run(args: argparse.Namespace) -> NoReturn:
-    """Execute a new program in this process: it loads only the modules that it needs."""
-    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.run", *args.words])  # noqa: S606
 
 
 def _jobs(args: argparse.Namespace) -> int:
@@ -157,37 +152,28 @@ def _chosen(args: argparse.Namespace, target: Target) -> str:
 
 def _where(args: argparse.Namespace) -> int:
     target = hosts.named(args.target, args.slurm)
-    of_all = args.stacks or args.locals or args.ranks is not None
-    tree = target.where(ranks_of(target, args.ranks), args.locals) if of_all else None
-    if tree is not None and not args.json:
-        _print(_chosen(args, target) + stacks.text(tree))
-        return 0
-    places = target.places()
+    tree = None
+    if args.stacks or args.locals or args.ranks is not None:
+        tree = target.where(ranks_of(target, args.ranks), args.locals)
     if args.json:
-        _print(places_to_json(places, tree, target.name))
+        _print(places_to_json(target.places(), tree, target.name))
+        return 0
+    if tree is not None:
+        text = stacks.text(tree)
+    elif paths := target.places():
+        lines = []
+        for rank, path in paths.items():
+            at = " → ".join(map(str, path))
+            lines.append(plain(": ".join(filter(None, (f"rank {rank}", at, path[-1].text)))))
+        if unknown := tuple(rank for rank in range(target.world_size) if rank not in paths):
+            why = f"ddp-notebook why {' '.join(args.target)}".rstrip()
+            lines.append(f"{name_ranks(unknown)}: no line is known; what is: {why}")
+        text = "\n".join(lines)
     else:
-        text = _places_text(places, target.world_size, target.about, " ".join(args.target))
-        _print(_chosen(args, target) + text)
+        about = f"{target.about[:1].upper()}{target.about[1:]}"
+        text = f"No line of the user's code is known of any rank. {about}."
+    _print(_chosen(args, target) + text)
     return 0
-
-
-def _places_text(
-    paths: Mapping[int, tuple[Place, ...]], world_size: int, about: str, target: str
-) -> str:
-    if not paths:
-        return f"No line of the user's code is known of any rank. {about[:1].upper()}{about[1:]}."
-    lines = [
-        plain(
-            f"rank {rank}: {' → '.join(map(str, path))}"
-            + (f": {path[-1].text}" if path[-1].text else "")
-        )
-        for rank, path in paths.items()
-    ]
-    if unknown := tuple(rank for rank in range(world_size) if rank not in paths):
-        lines.append(
-            f"{name_ranks(unknown)}: no line is known; what is: ddp-notebook why {target}".rstrip()
-        )
-    return "\n".join(lines)
 
 
 def _print(what: str | dict[str, Any]) -> None:

@@ -37,14 +37,48 @@ def others(among: Sequence[Job]) -> list[dict[int, Seen]]:
 
 
 def job_of(pid: int) -> Job:
-    """Return the job of which a process is a rank or the launcher. Raises UsageMistake."""
+    """Return the job of which a process is a rank or the launcher.
+
+    Raises UsageMistake, which says what another process is.
+    """
     everything = records.jobs()
     job = records.known(pid, everything)
     if job is None:
         job = next((job for job in everything if pid in job.pids()), None)  # another container's
-    if job is None:
-        raise UsageMistake(_not_prepared(pid, everything))
-    return job
+    if job is not None:
+        return job
+    # It is no rank of a prepared job. What it is then, and what to type:
+    if not job_folder.began(pid):
+        parent = job_folder.waited_for_by(pid)
+        ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
+        gone = ended if parent else f"There is no process {pid} here."
+        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+        raise UsageMistake(gone + (f" Prepared jobs: {known}." if known else ""))
+    if processes.other_user(pid) is not None:
+        raise UsageMistake(f"Process {pid} is another user's: only that user can ask it.")
+    if outside.is_torchrun(pid) and processes.children(pid) == ():
+        raise UsageMistake(
+            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
+            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
+            "with the same address; and ask again."
+        )
+    if (started := untold(pid)) and not was_set(pid):
+        pids = ", ".join(map(str, started[:8]))
+        raise UsageMistake(
+            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
+            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
+            f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
+        )
+    if not was_set(pid) and not has_torch(pid):
+        raise UsageMistake(
+            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
+            "Your jobs: ddp-notebook jobs"
+        )
+    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
+    raise UsageMistake(
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
 
 
 HOW_TO_PREPARE = (
@@ -64,41 +98,6 @@ def looked_in() -> str:
     return f"looked for in {plain(str(folder))}{named}"
 
 
-def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
-    """Say what a process is that is no rank of a prepared job, and what to type."""
-    if not job_folder.began(pid):
-        parent = job_folder.waited_for_by(pid)
-        ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
-        gone = ended if parent else f"There is no process {pid} here."
-        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
-        return gone + (f" Prepared jobs: {known}." if known else "")
-    if processes.other_user(pid) is not None:
-        return f"Process {pid} is another user's: only that user can ask it."
-    if outside.is_torchrun(pid) and processes.children(pid) == ():
-        return (
-            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
-            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
-            "with the same address; and ask again."
-        )
-    if (started := untold(pid)) and not was_set(pid):
-        pids = ", ".join(map(str, started[:8]))
-        return (
-            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
-            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
-            f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
-        )
-    if not was_set(pid) and not has_torch(pid):
-        return (
-            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
-            "Your jobs: ddp-notebook jobs"
-        )
-    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
-    return (
-        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
-        f"runs Python and py-spy is installed: {how_to_see(pid)}"
-    )
-
-
 # -- listed ------------------------------------------------------------------------------
 
 _COLUMNS = (
@@ -113,7 +112,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job and its state; an unknown `stuck` is None."""
+    """A job and its state; `stuck` is None while that is unknown."""
 
     script: str
     world_size: int
@@ -189,7 +188,7 @@ def html(jobs: Sequence[Listed]) -> str:
 
 
 def _table(jobs: Sequence[Listed]) -> Table:
-    """Those that run come first."""
+    """Return a table of jobs, the running ones first."""
     now_s = time.time()
     rows = [
         (

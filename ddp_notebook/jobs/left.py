@@ -72,7 +72,7 @@ _ABORTED = -signal.SIGABRT.value
 
 @dataclass
 class Found:
-    """What was read. `sources` are the user's files that it names."""
+    """The files that were read. `sources` are the user's files that they name."""
 
     sources: Sources
     dumps: dict[int, Dump] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Found:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not read, and why, a line for each reason."""
+        """The files that were not read, and why, a line for each reason."""
         notes = []
         for why, names in list(self.left_out.items())[:50]:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
@@ -99,7 +99,16 @@ def found_in(paths: Sequence[Path]) -> Found:
     """Read the files at `paths`, and those in folders among them. Raises UsageMistake."""
     found = Found(Sources())
     written_s = dict(_files(paths, found))
-    files = _last_attempts(written_s)
+    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. Runs of weeks lie in
+    # one folder, and so do all attempts of a launcher that was told to restart ranks. An error
+    # before the last attempt did not end the job, and to blame its rank would be wrong.
+    attempts = {file: file.parent.parent for file in written_s if _TORCHRUN.search(file.as_posix())}
+    newest: dict[Path, tuple[float, str, Path]] = {}
+    for file, attempt in attempts.items():
+        log_dir, age = attempt.parent.parent, (written_s[file], attempt.name, attempt)
+        newest[log_dir] = max(age, newest.get(log_dir, age))
+    last = {attempt for *_, attempt in newest.values()}
+    files = [file for file in sorted(written_s) if file not in attempts or attempts[file] in last]
     # Code that is newer than all of them is not what ran.
     found.sources.before_s = max((written_s[file] for file in files), default=0.0)
     # More than this, in bytes, is no job's logs: what is left out is noted.
@@ -162,20 +171,6 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
                     is_link = stat.S_ISLNK(status.st_mode)
                     what = "a link" if is_link else "a pipe, a socket or a device"
                     found.leave_out(file.name, f": {what}")
-
-
-def _last_attempts(written_s: Mapping[Path, float]) -> list[Path]:
-    """Return the files without logs of torchrun's earlier attempts, and of runs before the last."""
-    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. Runs of weeks lie in
-    # one folder, and so do all attempts of a launcher that was told to restart ranks. An error
-    # before the last attempt did not end the job, and to blame its rank would be wrong.
-    attempts = {file: file.parent.parent for file in written_s if _TORCHRUN.search(file.as_posix())}
-    newest: dict[Path, tuple[float, str, Path]] = {}
-    for file, attempt in attempts.items():
-        log_dir, age = attempt.parent.parent, (written_s[file], attempt.name, attempt)
-        newest[log_dir] = max(age, newest.get(log_dir, age))
-    last = {attempt for *_, attempt in newest.values()}
-    return [file for file in sorted(written_s) if file not in attempts or attempts[file] in last]
 
 
 def _take(file: Path, found: Found, most_records: int) -> int:

@@ -177,7 +177,7 @@ class Logs:
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
     unclaimed: str = ""
-    """What is certain although no rank is named, in words: errors that ended some, or how many
+    """The certain facts for which no rank is named, in words: errors that ended some, or how many
     processes torchrun ended; empty for nothing."""
     last_words: dict[int, str] = field(default_factory=dict)
     watchdogs: Watchdogs = field(default_factory=Watchdogs)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -96,32 +96,25 @@ def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
 
     Ranks that have not loaded torch yet are no job.
     """
-    found = job_folder.by_job(_only_ranks(list(_told()), prepared))
+    told = {process.pid: process for process in _told()}
+    # What a rank starts, as the workers of a loader, inherits what it was told. A shell around a
+    # rank was told the same, and torchrun that a scheduler has started is no rank either.
+    around = {
+        pid for process in told.values() if process.torch for pid in processes.around(process.pid)
+    }
+    above_ranks = (told.get(process.parent) for process in told.values() if not process.scheduled)
+    around |= {above.pid for above in above_ranks if above and above.scheduled}
+    told_ranks = []
+    for process in sorted(told.values(), key=lambda process: process.began_s):
+        above = None if process.parent in around else told.get(process.parent)
+        inherits = above is not None and above.rank == process.rank
+        if not (inherits or {process.pid, process.parent} & prepared or process.pid in around):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                told_ranks.append(replace(process, parent=processes.launcher(process.pid)))
+    found = job_folder.by_job(told_ranks)
     with_torch = (of for of in found if any(process.torch for process in of.values()))
     ranks = [dict(sorted(of.items())) for of in with_torch]
     return sorted(ranks, key=lambda of: -min(process.began_s for process in of.values()))
-
-
-def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen]:
-    """Return the ranks, the oldest first, of all processes that were told to be one.
-
-    What a rank starts, as the workers of a loader, inherits what it was told. A shell around a
-    rank was told the same, and torchrun that a scheduler has started is no rank either.
-    """
-    of = {process.pid: process for process in seen}
-    shells = {pid for process in seen if process.torch for pid in processes.around(process.pid)}
-    above_ranks = (of.get(process.parent) for process in seen if not process.scheduled)
-    around = shells | {above.pid for above in above_ranks if above and above.scheduled}
-    for process in sorted(seen, key=lambda each: each.began_s):
-        above = None if process.parent in around else of.get(process.parent)
-        inherits = above is not None and above.rank == process.rank
-        if (
-            not inherits
-            and not {process.pid, process.parent} & prepared
-            and process.pid not in around
-        ):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                yield replace(process, parent=processes.launcher(process.pid))
 
 
 def how_to_see(pid: int) -> str:

@@ -169,8 +169,8 @@ _RENDEZVOUS = "torch/distributed/rendezvous.py"
 _DDP = "torch/nn/parallel/distributed.py"
 _ENGINE = "torch/autograd/graph.py"
 _LOGGER = "torch/distributed/c10d_logger.py"
-_GROUP = re.compile(r"ProcessGroup|\"group\": (?!None)")
-_IS_CUT = re.compile(r"…|\.\.\.")
+_MAY_NAME_GROUP = re.compile(r"ProcessGroup|\"group\": (?!None)|…|\.\.\.")
+"""Matches a group among arguments, and where py-spy has cut them: a group may have stood there."""
 _MESH = "torch/distributed/device_mesh.py"
 _NEW_GROUP, _DDP_INIT = "new_group", "DDP constructor"
 _IN_SET_UP = ("store", "process-group", _NEW_GROUP)
@@ -282,7 +282,18 @@ def _record(rank: int, main: Thread, path: tuple[Place, ...], inside: str) -> Co
     elif not inside:
         operation, part, api = "all_reduce", Part.BACKWARD, "backward"
     given = next((own for frame, own in _torchs(main) if frame.function == operation), {})
-    in_default = part is not None or _has_no_group(main, operation)
+    # A call that was given no group has the default group in its variable, and so looks like one
+    # with a group. But torch wraps its functions in a logger, whose frame stands just outside of
+    # the function's and has what the user gave.
+    handed = next(
+        (
+            f"{own.get('args', '…')} {own.get('kwargs', '…')}"
+            for (called, _), (frame, own) in itertools.pairwise(_torchs(main))
+            if called.function == operation and frame.file.endswith(_LOGGER)
+        ),
+        "…",
+    )
+    in_default = part is not None or not _MAY_NAME_GROUP.search(handed)
     peer = next((_number(given[name]) for name in _PEER.get(operation, ()) if name in given), None)
     return Collective(
         rank,
@@ -295,23 +306,6 @@ def _record(rank: int, main: Thread, path: tuple[Place, ...], inside: str) -> Co
         path=path,
         call=CallFacts(waited=True),
     )
-
-
-def _has_no_group(main: Thread, operation: str) -> bool:
-    """True of a call that was given no group, by what torch's logger around it was handed.
-
-    The function itself has the default group in its variable, and so looks like one with a group.
-    """
-    # torch wraps its functions in a logger, whose frame stands just outside of the function's and
-    # has what the user gave. py-spy shortens long values: of those it is not known what was in
-    # them.
-    called = False
-    for frame, variables in _torchs(main):
-        if called and frame.file.endswith(_LOGGER):
-            handed = f"{variables.get('args', '…')} {variables.get('kwargs', '…')}"
-            return not _GROUP.search(handed) and not _IS_CUT.search(handed)
-        called = frame.function == operation
-    return False
 
 
 def _number(text: str | None) -> int | None:

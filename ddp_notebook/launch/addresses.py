@@ -64,16 +64,13 @@ def free_port(host: str) -> int:
             probe.bind((address[0], port, *address[2:]))
             return int(probe.getsockname()[1])
 
+    first_ephemeral = 32768  # Linux's default (ip(7))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        first_ephemeral = int(ephemeral.split()[0])
     # Above the ports of services, and above torchrun's 29400 and 29500.
-    reserved = range(30_000, _first_port_of_connections())
+    reserved = range(30_000, first_ephemeral)
     for port in _random.sample(reserved, _PORTS_TRIED) if len(reserved) >= _PORTS_TRIED else []:
         with contextlib.suppress(OSError):
             return bound(port)
     return bound(0)
-
-
-def _first_port_of_connections() -> int:
-    """Return the first ephemeral port (ip(7)); Linux's default elsewhere."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    return 32768

@@ -175,7 +175,7 @@ class ForkServerClient:
         return pid
 
     def result_of(self, future: Future[T], silent_s: float) -> T:
-        """Wait for what the server answers. Raises TimeoutError, but not while it gets on.
+        """Wait for what the server answers. Raises TimeoutError, but not while it makes progress.
 
         From a cold disk torch may load for minutes, and the server answers between two imports: so
         the limit counts from when it last used the CPU, in seconds.
@@ -358,7 +358,7 @@ class CalledProcess:
 
     @property
     def alive(self) -> bool:
-        """True while it runs; it ends with the fork server, which then tells nobody."""
+        """True while it runs; it ends with the fork server, unreported."""
         return not self._ended.is_set() and self._fork_server.alive
 
     def kill(self) -> None:

@@ -210,8 +210,8 @@ _OF_NCCL = {
     "NCCL_SET_THREAD_NAME": "1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
-"""Unless the user has set them: torch's watchdog does not end a rank whose GPU fails or hangs,
-which the user is looking at; NCCL's threads have names by which they are told from others; CUDA
+"""Variables of ranks, unless the user has set them: torch's watchdog does not end a rank whose GPU
+fails or hangs, which the user is looking at; NCCL's threads have names that distinguish them; CUDA
 numbers GPUs as nvidia-smi and the board do."""
 
 _SHARING = {

@@ -1,4 +1,4 @@
-"""What holds the memory of GPUs, asked of NVIDIA's driver by NVML, as nvidia-smi does."""
+"""The processes that hold the memory of GPUs, by NVIDIA's driver (NVML), as in nvidia-smi."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class GpuUse:
     def lines(self, gpus: Sequence[str], ranks: Mapping[int, int]) -> tuple[str, ...]:
         """Return a line about each of `gpus`, indices or UUIDs; `ranks` maps pids to ranks.
 
-        Of one that the driver reports nothing of, such as a part of a GPU, there is none.
+        One that the driver reports nothing of, such as a part of a GPU, has no line.
         """
         now_s = time.monotonic()
         if not gpus:
             return ()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _ASK_EVERY_S
-            found = (self._line(gpu, ranks) for gpu in dict.fromkeys(gpus))
-            self._lines = tuple(line for line in found if line)
-        return self._lines
-
-    def _line(self, gpu: str, ranks: Mapping[int, int]) -> str:
         import pynvml  # takes 50 ms, and only a session on GPUs needs it
 
-        try:
-            if self._nvml is None:
-                pynvml.nvmlInit()
-                self._nvml = pynvml
-            handle = (
-                pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
-                if gpu.isdecimal()
-                else pynvml.nvmlDeviceGetHandleByUUID(gpu)
-            )
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except pynvml.NVMLError:
-            return ""
-        held = [
-            f"{_name(user.pid, ranks)} {format_bytes(user.usedGpuMemory)}"
-            if user.usedGpuMemory
-            else _name(user.pid, ranks)  # a container's driver may keep the numbers to itself
-            for user in sorted(users, key=lambda user: (ranks.get(user.pid, len(ranks)), user.pid))
-        ]
-        used, total = format_bytes(memory.used), format_bytes(memory.total)
-        by = f": {', '.join(held)}" if held else ""
-        return f"GPU {gpu}: {used} of {total} used{by}"
+        if now_s >= self._next_s:
+            self._next_s = now_s + _ASK_EVERY_S
+            lines = []
+            for gpu in dict.fromkeys(gpus):
+                try:
+                    if self._nvml is None:
+                        pynvml.nvmlInit()
+                        self._nvml = pynvml
+                    handle = (
+                        pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+                        if gpu.isdecimal()
+                        else pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                    )
+                    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                    users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                except pynvml.NVMLError:
+                    continue
+                users.sort(key=lambda user: (ranks.get(user.pid, len(ranks)), user.pid))
+                held = [
+                    f"{_name(user.pid, ranks)} {format_bytes(user.usedGpuMemory)}"
+                    if user.usedGpuMemory
+                    else _name(user.pid, ranks)  # a container's driver may hide the numbers
+                    for user in users
+                ]
+                used, total = format_bytes(memory.used), format_bytes(memory.total)
+                by = f": {', '.join(held)}" if held else ""
+                lines.append(f"GPU {gpu}: {used} of {total} used{by}")
+            self._lines = tuple(lines)
+        return self._lines
 
 
 def _name(pid: int, ranks: Mapping[int, int]) -> str:

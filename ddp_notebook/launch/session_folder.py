@@ -34,8 +34,8 @@ _UMASK = (
     "it so where Jupyter is started"
 )
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
-_HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
-_PAGE_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
+_UNNAMED = re.compile(r"sem\.[A-Za-z0-9]{6}|torch_(?P<maker>\d+)_\d+_\d+")
+"""Matches the files without the session's name: half-made semaphores, and pages of torch."""
 
 
 class Held(NamedTuple):
@@ -246,30 +246,23 @@ def _remove_pages(since_s: float) -> bool:
     """
     found, waits = [], False
     for path, status in _own_files():
-        page = _PAGE_OF_TORCH.fullmatch(path.name)
-        if status.st_ctime >= since_s and (page or _HALF_MADE.fullmatch(path.name)):
-            if page and is_running(int(page[1])):
+        unnamed = _UNNAMED.fullmatch(path.name)
+        if unnamed and status.st_ctime >= since_s:
+            if unnamed["maker"] and is_running(int(unnamed["maker"])):
                 waits = True
             else:
                 found.append(path)
-    if not found:
-        return waits
-    mapped = _mapped_files()
+    mapped: set[str] = set()  # by the processes of this user
+    in_shared_memory = re.escape(str(SHARED_MEMORY)) + "/.+"
+    for maps in Path("/proc").glob("[0-9]*/maps") if found else ():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            mapped.update(re.findall(in_shared_memory, maps.read_text()))
     for path in found:
         if str(path) in mapped:
             waits = True
         else:
             _unlink(path)
     return waits
-
-
-def _mapped_files() -> set[str]:
-    """Return the paths of what the processes of this user have mapped."""
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())
-    return mapped
 
 
 def _own_files() -> list[tuple[Path, os.stat_result]]:

@@ -62,7 +62,7 @@ class BringUp:
         self.launch = LaunchParameters()
         self.store = "session"
         self.settings: Settings = {}
-        """What this setup changes on single ranks."""
+        """The changes that this setup makes on single ranks."""
         self._answers: dict[int, Any] = {}
 
     @property
@@ -71,7 +71,7 @@ class BringUp:
         return tuple(range(self.processes.options.world_size))
 
     def _begin(self, settings: Settings, store: str, call: Call[SetUpPlan, Any]) -> None:
-        """Begin a new generation, of which each rank gets the launch parameters in a `call`.
+        """Begin a new generation: send each rank its launch parameters in a `call`.
 
         Each generation has a prefix of its own in the store, or a file.
         """
@@ -176,7 +176,7 @@ class BringUp:
                     self.record.add((failed,))
 
     def _why_not_up(self, diagnosis: Diagnosis) -> str:
-        """Say which rank failed at which stage, why, and what to do; then which ranks wait."""
+        """Say which rank failed at which stage, why, and the remedy; then which ranks wait."""
         lines = deaths(self.record.snapshot)
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause

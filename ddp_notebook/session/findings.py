@@ -1,4 +1,4 @@
-"""What was found wrong in the last run or setup, until the next one begins."""
+"""The problems found in the last run or setup, until the next one begins."""
 
 from __future__ import annotations
 

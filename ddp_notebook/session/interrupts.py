@@ -65,7 +65,7 @@ def noted() -> Iterator[Callable[[], bool]]:
 def deferred() -> Iterator[None]:
     """Finish what is inside the context, and raise KeyboardInterrupt only then.
 
-    For changes of which neither half may be seen alone: a process that has ended while its rank is
+    For changes whose halves must not be seen alone: a process that has ended while its rank is
     called ready, a world size that options have and the record has not.
     """
     with noted() as interrupted:

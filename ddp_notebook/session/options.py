@@ -159,22 +159,19 @@ def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
     return settings
 
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
 def cores() -> int:
     """Return the CPU cores this process may use, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
-    return max(1, min(allowed, math.ceil(_container_quota(Path("/sys/fs/cgroup/cpu.max")))))
-
-
-def _container_quota(cpu_max: Path) -> float:
-    """Return the cores of a cgroup (version 2): 2 for ``200000 100000``; very many if unlimited."""
-    try:
-        quota, period = cpu_max.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return 1e9
+    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or "max"
+        quota, period = _CPU_MAX.read_text().split()  # "200000 100000" is 2 cores
+        allowed = min(allowed, math.ceil(int(quota) / int(period)))
+    return max(1, allowed)
 
 
 def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:

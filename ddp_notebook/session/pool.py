@@ -110,8 +110,18 @@ class RankPool:
         # then other processes may be there, which a reason of earlier ones must not end.
         self._begun = begun = object()
         lose = partial(self._lose, begun)
+        loaded: Future[type[Processes]] = Future()
+
+        # In a thread: an interrupted import can leave Python's module lock held.
+        def load() -> None:
+            try:
+                loaded.set_result(_processes_class())
+            except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+                loaded.set_exception(error)
+
         try:
-            made = _load_processes_class()(options, devices, fork_server, self._record, lose)
+            threading.Thread(target=load, name="ddp-load", daemon=True).start()
+            made = loaded.result()(options, devices, fork_server, self._record, lose)
         except BaseException:
             fork_server.close()
             raise
@@ -179,20 +189,6 @@ def launch_mode(launcher: str) -> str:
             "Ranks cannot be forked here. Leave --launcher out: they start as processes."
         )
     return ("fork" if can_fork() else "process") if launcher == "auto" else launcher
-
-
-def _load_processes_class() -> type[Processes]:
-    """Import it in a thread: an interrupted import can leave Python's module lock held."""
-    loaded: Future[type[Processes]] = Future()
-
-    def load() -> None:
-        try:
-            loaded.set_result(_processes_class())
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            loaded.set_exception(error)
-
-    threading.Thread(target=load, name="ddp-load", daemon=True).start()
-    return loaded.result()
 
 
 def _processes_class() -> type[Processes]:

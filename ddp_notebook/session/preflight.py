@@ -1,8 +1,8 @@
-"""What is checked before ranks are started, and what is named when a start has failed.
+"""The checks before ranks are started, and the causes to name when a start has failed.
 
-Whether they fit (memory, cores, GPUs, this user's limits of processes, open files and room on
-disk), whether this package has changed under the kernel or others are too old, and whether a file
-beside the notebook has the name of a module that ranks load.
+The checks: whether they fit (memory, cores, GPUs, this user's limits of processes, open files and
+room on disk), whether this package has changed under the kernel or others are too old, and whether
+a file beside the notebook has the name of a module that ranks load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 RANK_BYTES = 300 * 2**20
-"""What a rank needs: Python, torch, an engine, and room for a small model."""
+"""The memory that a rank needs: for Python, torch, an engine, and room for a small model."""
 _LEAST_RANK_BYTES = 60 * 2**20
 """No rank was measured to take less, forked and without a model."""
 LEAST_FILES = 100
-"""Of a session: folders, logs, sockets and records; of many ranks it has more."""
+"""The files of a session: folders, logs, sockets and records; with many ranks it has more."""
 _TASKS_OF_A_RANK = 16
 """Threads and processes."""
 
@@ -250,18 +250,7 @@ def why_not_loaded(python_path: Sequence[str]) -> str:
 
     Asked when a start has failed: many such files are harmless.
     """
-    shadowing = [str(file) for file in _shadowing(python_path)]
-    if not shadowing:
-        return ""
-    one = len(shadowing) == 1
-    return (
-        f"{' and '.join(shadowing[:3])} {'has the name' if one else 'have the names'} of "
-        f"{'a module' if one else 'modules'} that the ranks load, and Python finds "
-        f"{'it' if one else 'them'} first. Rename {'it' if one else 'them'}."
-    )
-
-
-def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
+    shadowing: list[str] = []
     own = Path(os.__file__).parent  # what comes before it in the path wins over Python's own
     names = sys.stdlib_module_names | _NEEDED
     for entry in python_path:
@@ -269,14 +258,21 @@ def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
         if not folder.is_absolute() and files.current_folder_is_gone():
             continue
         if folder.name in ("site-packages", "dist-packages"):
-            return
+            break
         if folder.resolve() == own:
             names = _NEEDED
             continue
-        for name in sorted(names):
-            file = (folder / f"{name}.py").absolute()
-            if file.is_file():
-                yield file
+        candidates = ((folder / f"{name}.py").absolute() for name in sorted(names))
+        shadowing += [str(file) for file in candidates if file.is_file()]
+    if not shadowing:
+        return ""
+    what, them = "have the names of modules", "them"
+    if len(shadowing) == 1:
+        what, them = "has the name of a module", "it"
+    return (
+        f"{' and '.join(shadowing[:3])} {what} that the ranks load, and Python finds {them} "
+        f"first. Rename {them}."
+    )
 
 
 # -- the package itself, and those that it needs ----------------------------------------------

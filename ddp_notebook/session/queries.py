@@ -127,7 +127,7 @@ class _Gathering(Generic[Answer]):
     def interrupt(self, grace_s: float) -> None:
         """Interrupt the ranks, and collect what they answer within `grace_s`.
 
-        A rank that runs nothing yet ignores an interrupt; it gets another one when it begins.
+        A rank that is still idle ignores an interrupt; it gets another one when it begins.
         """
 
         def running() -> set[int]:

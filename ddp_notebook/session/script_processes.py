@@ -78,7 +78,7 @@ class StartedRanks:
 
     @property
     def job(self) -> Job | None:
-        """Those that run, with the others of their job; the newest job. None without any."""
+        """The newest job with running processes; None without any."""
         return None if self._over() else next((job for job in self._jobs() if job.alive), None)
 
     def _jobs(self) -> list[Job]:
@@ -154,9 +154,9 @@ class StartedRanks:
         return self._looked_s
 
     def ended(self, *, failed: bool) -> Diagnosis | None:
-        """What was wrong with those that ran last, once the script is over; it may have `failed`.
+        """Return what was wrong with the ranks that ran last, once the script is over.
 
-        None where it started none, or where the script alone is to be judged.
+        It may have `failed`. None where it started none, or where the script alone is to be judged.
         """
         job = next(iter(self._jobs()), None)
         if job is None:
@@ -197,7 +197,7 @@ def _started(job: Job) -> list[int]:
 
 
 def _absent(job: Job, of_script: Case) -> RankReport:
-    """What is known of a rank that has not called init_process_group: whether it may yet do so."""
+    """Report a rank that has not called init_process_group: whether it may yet do so."""
     ranks = {process.about.pid for process in job.processes.values()}
     waits = bool(
         of_script.ranks
@@ -345,7 +345,7 @@ class ScriptProcesses:
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
 
     def lost_fork_server(self) -> None:
-        """Release who waits for the end of the processes: nobody is left to tell of it."""
+        """Release whoever waits for the end of the processes: no server is left to report it."""
         with self._gone:
             self._gone.notify_all()
 

@@ -48,7 +48,7 @@ from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import ScriptProcesses
-from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
+from ddp_notebook.session.unresponsive import StoppedRanks, deaths, keep_awake
 
 
 class StoreProcess(CalledProcess):
@@ -156,7 +156,7 @@ class Processes:
             self.cluster: RankCluster = IPyParallelCluster(fork_server, self.folder, self._exited)
             fork_server.on_lost(self._fork_server_lost)
             undo.pop_all()
-        self._awake = KeptAwake(self._serving, self._wake)
+        self._end_watch = keep_awake(self._serving, self._wake)
 
     @property
     def output_folder(self) -> Path:
@@ -339,7 +339,7 @@ class Processes:
 
     @property
     def store_pid(self) -> int:
-        """The process that hosts the session's store, 0 when there is none."""
+        """The process that hosts the session's store; 0 if no process does."""
         return self._living_stores().get("session", 0)
 
     @property
@@ -499,7 +499,7 @@ class Processes:
         stays = keep_warm and self.fork_server.reset()
         if not stays:
             self.fork_server.close()
-        self._awake.close()
+        self._end_watch()
         self.receiver.close()
         self.logs.close()
         self._held.remove()

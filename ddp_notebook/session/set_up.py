@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -171,7 +171,18 @@ class SetUp:
                 self._runs.reset()
                 processes.adopt(options)
                 processes.resize(tuple(kept), devices)
-        note = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
+        stayed, now = kept - set(blocked), set(range(options.world_size))
+        over, new = sorted({*ended, *blocked} - now), sorted(now - stayed)
+        parts = []
+        if stayed:
+            their = agree(stayed, "its variables", "their variables")
+            parts.append(f"{name_ranks(sorted(stayed))} stayed, with {their}")
+        if over:
+            parts.append(f"{verb(over, 'has', 'have')} ended")
+        if new:
+            parts.append(f"{verb(new, 'is', 'are')} new")
+        text = "; ".join(parts)
+        note = f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
         self._record.note(notes=(*devices.notes, *options.notes()))
         self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), note))
         return self._set_up(options)
@@ -470,22 +481,6 @@ def _running_already(options: InitOptions, known: Snapshot) -> str:
         return f"{name_ranks(dead).capitalize()} {are(dead)} dead. To bring back: {back}{other}"
     where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
     return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
-
-
-def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
-    """Say which ranks were kept when some were replaced, and what happened to the others."""
-    ended = tuple(sorted(rank for rank in gone if rank >= world_size))
-    new = tuple(rank for rank in range(world_size) if rank not in kept)
-    parts = []
-    if kept:
-        their = agree(kept, "its variables", "their variables")
-        parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
-    if ended:
-        parts.append(f"{verb(ended, 'has', 'have')} ended")
-    if new:
-        parts.append(f"{verb(new, 'is', 'are')} new")
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
 
 
 def _not_unblocked(ranks: Ranks) -> str:

@@ -61,7 +61,7 @@ class Step:
 
     @property
     def move(self) -> calls.Move:
-        """The same for a rank that is paused at a line."""
+        """The move for a rank that is paused at a line."""
         if self.to is None:
             return calls.Move(self.how)
         if self.to == END:
@@ -86,7 +86,18 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
     while True:
         moving = paused_ranks(run, wanted.ranks)
         if not moving:
-            raise UsageMistake(_why_not(run))
+            if run.done:
+                raise UsageMistake(
+                    f"{run.heading} has finished: there is nothing to step. To stop in the next: "
+                    "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
+                )
+            if paused := paused_ranks(run):
+                raise UsageMistake(
+                    f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
+                )
+            raise UsageMistake(
+                "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
+            )
         left = _let_go(run, moving, wanted)
         settling = Settling(run, left)
         while not settling.done() and not interrupted():
@@ -144,18 +155,6 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
     if left:
         run.record.add(left)
     return answers
-
-
-def _why_not(run: CellRun) -> str:
-    if run.done:
-        return (
-            f"{run.heading} has finished: there is nothing to step. To stop in the next: "
-            "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
-        )
-    paused = paused_ranks(run)
-    if paused:
-        return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
-    return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
 
 
 class Stepping:

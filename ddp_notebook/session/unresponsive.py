@@ -29,8 +29,19 @@ from ddp_notebook.views.board_rows import describe
 
 def silent(state: RankState) -> RankReport:
     """Return the report of a rank whose process exists but does not answer."""
+    import psutil
+
     process, cpu_s = process_of(state.pid)
-    program = _other_program(state.pid)
+    program = ""  # the command of one that has replaced the rank's (execve)
+    with contextlib.suppress(psutil.Error, OSError):
+        current = psutil.Process(state.pid)
+        command = current.cmdline()
+        # Whoever gives a process another title changes its command. But a fork has its parent's
+        # addresses, in its auxiliary vector, until it executes a program.
+        own, parents = (Path(f"/proc/{pid}/auxv") for pid in (current.pid, current.ppid()))
+        ours = any("ddp_notebook" in word for word in command)
+        if not ours and own.read_bytes() != parents.read_bytes():
+            program = plain(" ".join(command))[:80]
     return RankReport(
         state.rank,
         Activity.SILENT,
@@ -66,7 +77,7 @@ class StoppedRanks:
         self._next_s = 0.0
 
     def among(self, ranks: Ranks) -> dict[int, str]:
-        """Those of `ranks` that have been stopped for so long, each with what to do, in words."""
+        """Return those of `ranks` that have been stopped for so long, each with the remedy."""
         now_s, states = time.monotonic(), self._states()
         if now_s >= self._next_s:
             self._next_s = now_s + self._LOOK_EVERY_S
@@ -96,51 +107,28 @@ def process_of(pid: int | None) -> tuple[str, float]:
     return "", 0.0
 
 
-def _other_program(pid: int) -> str:
-    """Return the command of a program that has replaced a rank's (execve); empty for none."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
-        command = process.cmdline()
-        if any("ddp_notebook" in word for word in command):
-            return ""
-        # Whoever gives a process another title changes its command. But a fork has its parent's
-        # addresses, in its auxiliary vector, until it executes a program.
-        own, parents = (Path(f"/proc/{each}/auxv") for each in (pid, process.ppid()))
-        if own.read_bytes() != parents.read_bytes():
-            return plain(" ".join(command))[:80]
-    return ""
-
-
-class KeptAwake:
-    """Watches, until it is closed, processes that have no reason to be stopped.
+def keep_awake(
+    pids: Callable[[], Mapping[int, str]], wake: Callable[[int, str], None]
+) -> Callable[[], None]:
+    """Watch processes that have no reason to be stopped; return what ends the watch.
 
     While one is stopped (SIGSTOP), everything that needs it hangs silently. `pids` maps them to
     their names; `wake` is called, on a thread, with each one that two consecutive checks found
     stopped.
     """
+    ended = threading.Event()
 
-    def __init__(
-        self, pids: Callable[[], Mapping[int, str]], wake: Callable[[int, str], None]
-    ) -> None:
-        self._pids = pids
-        self._wake = wake
-        self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="ddp-awake", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._closed.set()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         found: set[int] = set()
-        while not self._closed.wait(0.5):
+        while not ended.wait(0.5):
             # Found twice: who stops a process for a moment and resumes it needs no help.
-            stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
+            stopped = {pid: name for pid, name in pids().items() if is_stopped(pid)}
             for pid in found & stopped.keys():
-                self._wake(pid, stopped[pid])
+                wake(pid, stopped[pid])
             found = set(stopped)
+
+    threading.Thread(target=watch, name="ddp-awake", daemon=True).start()
+    return ended.set
 
 
 def deaths(snapshot: Snapshot) -> list[str]:

@@ -180,9 +180,9 @@ def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
     session: Session,
 ) -> None:
     cluster = cluster_of(session)
-    old = session.record.snapshot.ranks[1].pid
+    exited = cluster._fork_server._exit_handlers[session.record.snapshot.ranks[1].pid]
     assert session.restart((1,)).snapshot.ready
-    cluster._exited(1, old, -9)
+    exited(-9)
     client = cluster._client
     client._send(client._query_stream, "connection_request").result(10)  # the hub has come by it
     assert 1 in client.ids

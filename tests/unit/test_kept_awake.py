@@ -13,7 +13,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.launch.process_groups import is_stopped
-from ddp_notebook.session.unresponsive import KeptAwake
+from ddp_notebook.session.unresponsive import keep_awake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seen in /proc")
 
@@ -34,14 +34,14 @@ def test_what_was_stopped_goes_on(served: subprocess.Popen[bytes]) -> None:
         os.kill(pid, signal.SIGCONT)
         woken.set()
 
-    kept = KeptAwake(lambda: {0: "nothing", served.pid: "controller"}, wake)
+    end_watch = keep_awake(lambda: {0: "nothing", served.pid: "controller"}, wake)
     try:
         os.kill(served.pid, signal.SIGSTOP)
         assert woken.wait(10)
         assert told[0] == (served.pid, "controller")
         eventually(lambda: not is_stopped(served.pid))
     finally:
-        kept.close()
+        end_watch()
 
 
 def test_what_runs_is_let_be(served: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import io
 import itertools
 import json
 import pickle
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hostile import HOSTILE, as_json, changed, changes, often, sendable, within
@@ -46,10 +49,15 @@ def looked_at(target: target.Target) -> None:
     sendable(verdict.to_json("a job"))
     sendable(mime_bundle(verdict.diagnosis))
     sendable(places_to_json(target.places()))
-    words = (
-        commandline.as_text(verdict),
-        commandline._places_text(target.places(), 2, target.about, ""),
+    asked = argparse.Namespace(
+        target=["-"], slurm=None, stacks=False, locals=False, ranks=None, json=False
     )
+    with (
+        mock.patch.object(commandline.hosts, "named", return_value=target),
+        contextlib.redirect_stdout(io.StringIO()) as places,
+    ):
+        commandline._where(asked)
+    words = commandline.as_text(verdict), places.getvalue()
     for text in (*words, target.name, target.about):
         assert "\x1b" not in text and "\0" not in text, ascii(text)
         sendable(text)

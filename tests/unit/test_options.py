@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import DevicePlan, plan_devices
-from ddp_notebook.session.options import InitOptions, _container_quota, cores
+from ddp_notebook.session import options
+from ddp_notebook.session.options import InitOptions, cores
 
 
 def plan(
@@ -138,12 +140,18 @@ def test_threads_are_cores_divided_by_ranks_and_at_least_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_max", "quota"), [("150000 100000", 1.5), ("max 100000", 1e9), ("", 1e9)]
+    ("cpu_max", "allowed"),
+    [("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("max 100000", 4), ("", 4)],
 )
-def test_a_containers_quota_limits_the_cores(tmp_path: Path, cpu_max: str, quota: float) -> None:
+def test_a_containers_quota_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str, allowed: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     (tmp_path / "cpu.max").write_text(cpu_max)
-    assert _container_quota(tmp_path / "cpu.max") == quota
-    assert _container_quota(tmp_path / "absent") == 1e9
+    monkeypatch.setattr(options, "_CPU_MAX", tmp_path / "cpu.max")
+    assert cores() == allowed
+    monkeypatch.setattr(options, "_CPU_MAX", tmp_path / "absent")
+    assert cores() == 4
 
 
 def test_more_ranks_than_cores_is_said() -> None:

@@ -6,10 +6,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.session import pool
+from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 
 
@@ -31,18 +34,25 @@ def test_an_interrupt_while_the_session_loads_hits_no_import_and_the_next_start_
     """In an import it left Python's lock of the module taken: every later start waited for ever."""
     go_on, threads = threading.Event(), []
 
-    def load() -> type[pool.RankPool]:
+    def load() -> Any:
         threads.append(threading.current_thread())
         if len(threads) == 1:
             interrupt()
         assert go_on.wait(20)
-        return pool.RankPool
+        return lambda *parts: parts
 
+    def start() -> Any:
+        return ranks.open(InitOptions(world_size=1), DevicePlan("gloo", ("cpu",)), "spawn")
+
+    ranks, fork_server = pool.RankPool(Record()), Mock()
+    monkeypatch.setattr(ranks, "warm_fork_server", lambda _: fork_server)
     monkeypatch.setattr(pool, "_processes_class", load)
     with pytest.raises(KeyboardInterrupt):
-        pool._load_processes_class()
+        start()
+    assert fork_server.close.called
+    assert ranks.processes is None
     go_on.set()
-    assert pool._load_processes_class() is pool.RankPool
+    assert start()[2] is fork_server
     assert threading.main_thread() not in threads
     for thread in threads:
         thread.join(20)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _ASK_TIMEOUT_S = 1.0
 _HALF_A_TICK_S = 0.005
-"""Of the clock by which the system counts the CPU time of a thread."""
+"""Half a tick of the clock by which the system counts the CPU time of a thread."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _report(
 
 
 def _by_records(report: RankReport, doing: str, records: Sequence[Collective]) -> RankReport:
-    """Of a rank that cannot be asked: that it waits in a call, where its records show that."""
+    """Show that a rank which cannot be asked waits in a call, where its records say so."""
     process = replace(report.process, unreachable=True)
     # The log needs no answer: the rank writes it before and after each call, in memory that is
     # shared. A call of its main thread that it was to wait for, and that is not over, is where it

@@ -230,7 +230,7 @@ class RunRegistry:
         As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it returns the
         current state: `pending` are the ranks still in the run, `outputs` is the output since the
         last call. The same holds for a run whose ranks are paused; `steps` says where. If the last
-        run was detached and is over, its result once more. Raises UsageMistake when there is
+        run was detached and is over, its result again. Raises UsageMistake when there is
         nothing to wait for.
         """
         with noted() as interrupted:
@@ -291,7 +291,7 @@ class RunRegistry:
 
     @property
     def seen_late(self) -> Diagnosis | None:
-        """What the last script's ranks waited for when one was only late; None if none was."""
+        """The finding about the last script's ranks when one was only late; None if none was."""
         return next((run.seen_late for run in reversed(self.all) if run.script), None)
 
     def to_step(self, ranks: Ranks | None) -> CellRun | None:

@@ -131,7 +131,7 @@ class RunOptions:
 
 
 class Settling:
-    """Whether every rank of a run is paused, waits in a collective, or has finished.
+    """A watch for when each rank of a run is paused, waits in a collective, or has finished.
 
     `left` holds the numbers of the collectives at which ranks were paused before.
     """
@@ -207,9 +207,9 @@ class CellRun:
     """
 
     launch = LaunchParameters()
-    """What the processes of a script have of their own."""
+    """The launch parameters of a script's own processes."""
     seen_late: Diagnosis | None = None
-    """What a script's ranks waited for when one was only late; None if none was."""
+    """The finding about a script's ranks when one was only late; None if none was."""
 
     def __init__(
         self,
@@ -240,10 +240,10 @@ class CellRun:
         self.patient = options.hold or options.wait == "forever"
         """It goes on also when no rank makes progress."""
         self.order: tuple[calls.Order[calls.Cell], calls.Cell] | None = None
-        """What is sent to the ranks."""
+        """The order that is sent to the ranks."""
 
         self.events = RunEvents(cell, ranks, script)
-        """What its ranks have told."""
+        """The events that its ranks have sent."""
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
 
@@ -261,11 +261,11 @@ class CellRun:
         """Its ranks know that one of them is paused."""
         self._signalled: set[int] = set()
         self.detector: StallDetector | None = None
-        """The stall detector while a thread waits; None while there is none."""
+        """The stall detector while a thread waits; else None."""
         self._stuck = Case(())
         """Its ranks as they were found stuck."""
         self.found = Found(self.title, self.number, self.over.is_set)
-        """What is wrong with it."""
+        """The problems found in it."""
 
         self.ended: Future[CellResult] = Future()
         """The result of the thread that `detach` began; also with ranks still in the run."""
@@ -464,7 +464,26 @@ class CellRun:
             settling = Settling(self) if until_paused else None
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
-            result = self._outcome(stuck, interrupted, until_paused=until_paused)
+            # Several ends can be true at once, and the first below is told: that it was stuck is
+            # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
+            # ranks that an interrupt has freed from a line are no longer paused there.
+            if stuck is not None:
+                stuck = self.events.with_tracebacks(stuck)
+                result = replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
+            elif self.lost_reason and (self.pending or self.events.unreached):
+                result = self._lost()
+            elif self.pending and interrupted():
+                self.abort()
+                deadline_s = time.monotonic() + _STOP_WITHIN_S
+                while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
+                    self.signal_started()
+                    self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
+                # Whether or not they have stopped.
+                result = self.result(endings.interruption(self.events, self.record.snapshot))
+            elif self.stops and until_paused:
+                result = replace(self.standing(), error=self.error(), steps=self.step_table())
+            else:
+                result = self.end()
             self._judge(result)
             self.found.judged = self.done
             return result
@@ -474,30 +493,6 @@ class CellRun:
             return self._lost()  # calls to a session that ends may fail in any way
         finally:
             self.release()
-
-    def _outcome(
-        self, stuck: Diagnosis | None, interrupted: Callable[[], bool], *, until_paused: bool
-    ) -> CellResult:
-        """Return the result once nobody waits for the run any more; interrupts it if asked to."""
-        # Several ends can be true at once, and the first below is told: that it was stuck is
-        # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
-        # ranks that an interrupt has freed from a line are no longer paused there.
-        if stuck is not None:
-            stuck = self.events.with_tracebacks(stuck)
-            return replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
-        if self.lost_reason and (self.pending or self.events.unreached):
-            return self._lost()
-        if self.pending and interrupted():
-            self.abort()
-            deadline_s = time.monotonic() + _STOP_WITHIN_S
-            while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
-                self.signal_started()
-                self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
-            # Whether or not they have stopped.
-            return self.result(endings.interruption(self.events, self.record.snapshot))
-        if self.stops and until_paused:
-            return replace(self.standing(), error=self.error(), steps=self.step_table())
-        return self.end()
 
     def _wait(self, interrupted: Callable[[], bool], settling: Settling | None) -> Diagnosis | None:
         """Wait until no rank is in it, or it is stuck (the diagnosis), interrupted or settled."""

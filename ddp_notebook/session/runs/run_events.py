@@ -1,4 +1,4 @@
-"""What the ranks of one run have told: who is in it, how each left it, and what it wrote.
+"""The events of the ranks of one run: who is in it, how each left it, and what it wrote.
 
 A fold of the ranks' events, in the order in which they arrive. It asks no rank and decides nothing.
 Events arrive on the thread that receives them; any thread may read.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What `%ddp_run` runs: a file, how the user called it, its package, and as what it runs."""
+    """A program for `%ddp_run`: a file, its name as typed, its package, and as what it runs."""
 
     file: Path
     called: str
@@ -127,7 +127,7 @@ def place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
 
 
 def find_script(path: str) -> Path:
-    """Return the script as an absolute path. Raises UsageMistake when there is none."""
+    """Return the script as an absolute path. Raises UsageMistake if it does not exist."""
     script = named_file(path)
     if (inside := script / "__main__.py").is_file():  # Python runs a folder by it
         return inside.resolve()

@@ -1,4 +1,4 @@
-"""What a session does besides running code.
+"""The tools of a session besides running code.
 
 bench.py             Benchmarks: of collectives against tensor size, and of training steps.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.

@@ -76,7 +76,7 @@ class Measuring:
         """The share that is done, 0 to 1."""
         self.over = threading.Event()
         self.heard: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
-        """What each rank has reported so far, in its order."""
+        """The reports of each rank so far, in its order."""
         self._cancelled = threading.Event()
         self._watch: Callable[[], None] = lambda: None
 
@@ -362,7 +362,7 @@ class Benchmarks:
 
 
 def _why(answers: Answers[Any]) -> str:
-    """Return why a benchmark of collectives was cut short, and what to do about it."""
+    """Return why a benchmark of collectives was cut short, and the remedy."""
     parts = [
         f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}"
         for rank, code in answers.dead.items()
@@ -415,7 +415,7 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
 
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
-    """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
+    """Return the batches that can be measured. Raises UsageMistake; DDPError without any."""
     contents = {rank: each["contents"] for rank, each in prepared.items()}
     findings = construction.compare(contents, plan.model)
     if findings:

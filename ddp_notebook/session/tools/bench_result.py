@@ -1,4 +1,4 @@
-"""What `%ddp_bench` returns: the measurements, and methods to plot and export them."""
+"""The result of `%ddp_bench`: the measurements, and methods to plot and export them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KIND = "ddp_notebook bench"
 VERSION = 1
-"""Of the file's form; a file of another version is refused."""
+"""The version of the file's form; a file of another version is refused."""
 
 
 class BenchResult(BenchRun):

@@ -224,39 +224,33 @@ class Breakpoints:
             self._send()
 
     def run_begins(self, run: CellRun) -> None:
-        """`run` is about to be sent to the ranks."""
-        followed = self._follow(run)
-        if self._over or followed:
-            self._over.clear()
-            self._send()
-        if self.enabled and any(spec.on == COLLECTIVE for spec in self._all.values()):
-            run.pausing = True
-        self.renew()
+        """Send what changed, before `run` is sent to the ranks.
 
-    def _follow(self, run: CellRun) -> bool:
-        """A cell that was edited and runs again has the breakpoints of its old version.
-
-        True when some were moved to the new one.
+        A cell that was edited and runs again gets the breakpoints of its old version.
         """
-        if run.script:
-            return False
-        text, followed = _as_on_ranks(run.sources.get(run.title, "")), False
-        for number, spec in self._all.items():
+        changed = bool(self._over)
+        self._over.clear()
+        text = _as_on_ranks(run.sources.get(run.title, ""))
+        for number, spec in self._all.items() if not run.script else ():
+            if spec.text.strip() == text.strip():
+                continue  # the ranks know an equal text themselves
             # The number of a cell is another one each time it runs, so a breakpoint in a cell is
             # kept by text: its line is found again in the new version; 0 says that it was taken
             # out, None that this is another cell, and the breakpoint stays where it is.
-            if not spec.text or spec.text.strip() == text.strip():
-                continue  # the ranks know an equal text themselves
             line = moved(spec.text, spec.line, text)
             if line is not None:
+                changed = True
                 self._gone.discard(number)
                 if line:
                     file = cell_file(run.number)
                     self._all[number] = replace(spec, file=file, line=line, text=text)
                 else:
                     self._gone.add(number)
-                followed = True
-        return followed
+        if changed:
+            self._send()
+        if self.enabled and any(spec.on == COLLECTIVE for spec in self._all.values()):
+            run.pausing = True
+        self.renew()
 
     # -- where they are --------------------------------------------------------------------
 
@@ -291,7 +285,7 @@ class Breakpoints:
     # -- to the ranks ------------------------------------------------------------------------
 
     def of_rank(self, rank: int) -> calls.Breakpoints:
-        """Those of a rank."""
+        """Return the breakpoints of a rank."""
         own = (
             point
             for number, point in self._all.items()

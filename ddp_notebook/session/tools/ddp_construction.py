@@ -182,30 +182,6 @@ class Wrap:
 
         Raises UsageMistake when there is nothing to step, CellInterrupted, SessionLost.
         """
-        first = stage = self._next_stage()
-        last = to or first
-        if last.number < first.number:
-            raise UsageMistake(f"Stage {last} is passed already. The next is {first}: %ddp_step")
-        self._details = []
-        texts: dict[int, str] = {}
-        for stage in tuple(WrapStage)[first.number - 1 : last.number]:
-            self._details.append(f"── {construction.place(stage)} ──")
-            try:
-                # torch's own check is a collective: a rank with more parameters would wait in it
-                # for the others. And when it goes step by step, cells may have run since the last.
-                if stage is WrapStage.PARAMETERS_VERIFIED or self.options.step:
-                    self._check_alike(stage)
-                texts = self._pass(stage)
-            except _Stopped as stop:
-                return self._stop(stage, stop)
-            except BaseException:
-                self.stage = None
-                raise
-            self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
-            self.done = self.stage is None
-        return self._show(stage, texts)
-
-    def _next_stage(self) -> WrapStage:
         again = f"Begin again: %ddp_wrap {self.name}"
         if self.done:
             raise UsageMistake(
@@ -220,10 +196,28 @@ class Wrap:
             self.stage = None
             raise UsageMistake(f"The process group was built again in between. {again}")
         idle_ranks(self.ranks, "%ddp_wrap", self._record.snapshot)
-        return self.stage
+        first = stage = self.stage
+        last = to or first
+        if last.number < first.number:
+            raise UsageMistake(f"Stage {last} is passed already. The next is {first}: %ddp_step")
+        self._details = []
+        texts: dict[int, str] = {}
+        for stage in tuple(WrapStage)[first.number - 1 : last.number]:
+            self._details.append(f"── {construction.place(stage)} ──")
+            self.stage = None  # unless this one is passed
+            try:
+                # torch's own check is a collective: a rank with more parameters would wait in it
+                # for the others. And when it goes step by step, cells may have run since the last.
+                if stage is WrapStage.PARAMETERS_VERIFIED or self.options.step:
+                    self._check_alike(stage)
+                texts = self._pass(stage)
+            except _Stopped as stop:
+                return self._stop(stage, stop)
+            self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
+            self.done = self.stage is None
+        return self._show(stage, texts)
 
     def _stop(self, stage: WrapStage, stop: _Stopped) -> StepTable:
-        self.stage = None
         doing = {rank: row.text for row in stop.rows for rank in row.ranks}
         self.diagnosis = Diagnosis(stop.findings, doing, len(self.ranks))
         found = Found(f"%ddp_wrap {self.name}")
@@ -328,7 +322,7 @@ class Wrap:
         self._model = models[self.ranks[0]]
 
     def _stop_if(self, findings: tuple[Finding, ...], stage: WrapStage, others: str) -> None:
-        """What the ranks gave does not agree where there are `findings`; `others`: of the rest."""
+        """Raise _Stopped if there are `findings`; `others` is the text of the ranks without one."""
         if findings:
             rows = construction.blamed_rows(findings, stage, self.ranks, others)
             raise _Stopped(findings, rows)

@@ -37,7 +37,7 @@ FIRST_NAME = "lab-0"
 class FaultResult:
     """The outcome of a fault, or of its repair.
 
-    `error` is how setup failed, empty when it succeeded. `diagnosis` is None if no finding was
+    `error` is how setup failed, empty when it succeeded. There is no `diagnosis` if no finding was
     expected. `replaced` says which processes were replaced first.
     """
 
@@ -95,24 +95,35 @@ class FaultLab:
 
     def _run(self, fault: Fault, faulty: bool, started: Started) -> FaultResult:
         """Run setup, a script or a cell with the fault in it, or without it."""
-        run = {
-            Kind.SETTINGS: self._settings,
-            Kind.SCRIPT: self._script,
-            Kind.HOSTS: self._on_two_hosts,
-            Kind.MODEL: self._model,
-        }[fault.kind]
-        failed, replaced = "", self._set_up.replaced
+        diagnosis, failed, replaced = None, "", self._set_up.replaced
         try:
-            diagnosis = run(fault, faulty, started)
+            match fault.kind:
+                case Kind.SETTINGS:
+                    self._settings(fault, faulty)
+                case Kind.HOSTS:
+                    diagnosis = self._on_two_hosts(fault, faulty, started)
+                case Kind.MODEL:
+                    diagnosis = self._model(fault, faulty, started)
+                case Kind.SCRIPT:
+                    # A file of an earlier run, at the same path, would be another fault.
+                    number = next(self._numbers)
+                    folder = self._pool.need("%ddp_fault").folder / f"fault-{number}"
+                    with contextlib.suppress(OSError):  # a session folder that is gone: `run` says
+                        folder.mkdir(mode=0o700)
+                    values = {"DDP_FAULT": str(int(faulty)), "DDP_FAULT_FOLDER": str(folder)}
+                    settings = dict.fromkeys(range(self._world_size), values)
+                    diagnosis = self._run_script(fault, settings, started).diagnosis
+                    if diagnosis is None and faulty and fault.passes:
+                        diagnosis = self._runs.seen_late
         except (CellFailed, SetupFailed, Stuck) as error:
             diagnosis, failed = error.diagnosis, str(error)
         return FaultResult(fault, diagnosis, failed, not faulty, replaced)
 
-    def _settings(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
+    def _settings(self, fault: Fault, faulty: bool) -> None:
         options = self._set_up.as_before()
         if not faulty:
             self._set_up.set_up(options)
-            return None
+            return
         settings: dict[int, dict[str, str]] = {}
         # Held until setup has failed: a port that is only known to be taken may be free by then.
         with socket.create_server((options.master_addr, 0)) as taken:
@@ -126,19 +137,6 @@ class FaultLab:
                     filled = {name: text.format(**known) for name, text in values.items()}
                     settings.setdefault(rank, {}).update(filled)
             self._set_up.set_up(replace(options, settings=settings, store=fault.store))
-        return None
-
-    def _script(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
-        # A file of an earlier run, at a path that it had too, would be another fault.
-        folder = self._pool.need("%ddp_fault").folder / f"fault-{next(self._numbers)}"
-        with contextlib.suppress(OSError):  # that the session's folder is gone, `run` will say
-            folder.mkdir(mode=0o700)
-        values = {"DDP_FAULT": str(int(faulty)), "DDP_FAULT_FOLDER": str(folder)}
-        settings = dict.fromkeys(range(self._world_size), values)
-        result = self._run_script(fault, settings, started)
-        if result.diagnosis is not None:
-            return result.diagnosis
-        return self._runs.seen_late if faulty and fault.passes else None
 
     def _on_two_hosts(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         processes = self._pool.need("%ddp_fault")
@@ -210,7 +208,7 @@ def listing() -> str:
 
 
 def story(fault: Fault, *, whole: bool = False) -> str:
-    """What a fault is about; with `whole`, also what it changes."""
+    """Return what a fault is about; with `whole`, also what it changes."""
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
         lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)

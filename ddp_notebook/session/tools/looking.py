@@ -37,7 +37,7 @@ _MOST_WATCHED = 20
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Ranks with the same user frames, the innermost first; or why there are none."""
+    """Ranks with the same user frames, the innermost first; or why they have no frames."""
 
     ranks: Ranks
     frames: tuple[Frame, ...]
@@ -91,7 +91,7 @@ class Looking:
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
         """Select this frame: ``up``, ``down``, a number, or empty for the selected one.
 
-        Raises UsageMistake where there is none.
+        Raises UsageMistake where no rank has it.
         """
         stands = self.stands(ranks)
         deepest = max((len(stand.frames) for stand in stands), default=0)

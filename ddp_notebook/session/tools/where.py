@@ -158,7 +158,7 @@ def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> D
 
 
 def _with_waits(snapshot: Snapshot, run: CellRun, diagnosis: Diagnosis | None) -> Snapshot:
-    """What ranks of the run wait in, as it was found; a rank itself tells its line alone."""
+    """Add what ranks of the run were found to wait in; a rank itself sends only its line."""
     if diagnosis is None or not diagnosis.wrong:
         return snapshot
     doing = {rank: text for rank, text in (diagnosis.doing or {}).items() if rank in run.pending}

@@ -161,7 +161,12 @@ class Why:
         if diagnosis is None:
             if any(away.intersection(finding.ranks) for finding in now.findings):
                 return now  # they ended after the run
-            return self._nothing_found(case, now, last.run)
+            now = replace(self._with_wrong_results(now), run=last.run)
+            current = self._runs.current
+            ends = current.events.finished.values() if current is not None else ()
+            if not now.findings and (stopped := failures.interrupted(ends)):
+                return replace(now, unsure=stopped)
+            return self._unexplained(case, now, last.run.title)
         known = [set(before.ranks) for before in diagnosis.findings]
         # Of ranks that have died or become unresponsive since it was found.
         gone = tuple(
@@ -177,14 +182,6 @@ class Why:
         return replace(
             diagnosis, findings=(*gone, *diagnosis.findings), notes=(note, *diagnosis.notes)
         )
-
-    def _nothing_found(self, case: Case, now: Diagnosis, run: JudgedRun) -> Diagnosis:
-        now = replace(self._with_wrong_results(now), run=run)
-        current = self._runs.current
-        ends = current.events.finished.values() if current is not None else ()
-        if not now.findings and (stopped := failures.interrupted(ends)):
-            return replace(now, unsure=stopped)
-        return self._unexplained(case, now, run.title)
 
     def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
         current = self._runs.current
