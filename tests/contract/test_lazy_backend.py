@@ -19,7 +19,7 @@ from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
 from ddp_notebook.model import Activity, Category, Status
 from ddp_notebook.session import Session
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 LAZY = """\
 import functools, os, threading
