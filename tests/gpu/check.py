@@ -1,8 +1,8 @@
 """What works on the GPUs of this machine: `python -m tests.gpu.check`, a table for an issue.
 
-It takes about three minutes. With one GPU its ranks share it, as `--share-gpu` does: their hangs
-are real, their speeds are not. `--cpu` is a dry run on CPUs with gloo: it proves nothing about
-GPUs, and keeps this file alive where there is none.
+It takes a few minutes, and was itself run on CPUs only so far. With one GPU its ranks share it, as
+`--share-gpu` does: their hangs are real, their speeds are not. `--cpu` is a dry run on CPUs with
+gloo: it proves nothing about GPUs, and keeps this file alive where there is none.
 """
 
 from __future__ import annotations

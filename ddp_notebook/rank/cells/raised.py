@@ -12,11 +12,10 @@ from types import TracebackType
 
 from ddp_notebook import model
 from ddp_notebook.model import Place
-from ddp_notebook.rank.inspect.frames import UserCode, file_shown, raised_by_handler
+from ddp_notebook.rank.inspect.frames import OURS, UserCode, file_shown, raised_by_handler
 
 MOST_CHARACTERS = 30_000
 """The most lines of a traceback; its middle is left out."""
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_TEXT = 2000
 _LONGEST_INNER = 100_000
 """The most lines of a message that holds the traceback of a worker process."""
@@ -140,8 +139,8 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     users = [number for number, file in enumerate(files) if user_code.is_users(file)]
     if not users:
         return chain[0] if chain else None
-    end = users[-1] + 1 if files[-1].startswith(_OURS) else len(chain)
-    own = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
+    end = users[-1] + 1 if files[-1].startswith(OURS) else len(chain)
+    own = [chain[at] for at in range(end) if not files[at].startswith(OURS)]
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
     for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):

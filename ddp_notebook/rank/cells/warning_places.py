@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from ddp_notebook.rank.component import Component
-
-_OURS = f"{Path(__file__).parents[2]}/"
+from ddp_notebook.rank.inspect.frames import OURS
 
 
 class WarningPlaces(Component):
@@ -30,15 +29,15 @@ class WarningPlaces(Component):
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if filename.startswith(_OURS):
-                frame = sys._getframe(1)
-                inside = False  # from the warning outwards: torch's frames, ours, the user's
-                while frame.f_back is not None and not (
-                    inside and not frame.f_code.co_filename.startswith(_OURS)
-                ):
-                    inside = inside or frame.f_code.co_filename == filename
+            if filename.startswith(OURS):
+                # From the warning outwards: torch's frames, then ours, then the user's.
+                frame: FrameType | None = sys._getframe(1)
+                while frame is not None and frame.f_code.co_filename != filename:
                     frame = frame.f_back
-                filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
+                while frame is not None and frame.f_code.co_filename.startswith(OURS):
+                    frame = frame.f_back
+                if frame is not None:
+                    filename, lineno, line = frame.f_code.co_filename, frame.f_lineno, None
             show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show_at_caller

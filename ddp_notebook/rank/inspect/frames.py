@@ -21,13 +21,14 @@ CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 
 _MOST_KNOWN = 4096
 """File names for which the answer of `is_users` is remembered."""
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+OURS = f"{Path(__file__).parents[2]}{os.sep}"
+"""How the names of this package's files begin."""
 _LIBRARY = (
     "/site-packages/",
     "/dist-packages/",
     "/torchinductor_",  # what torch.compile has written
     f"{Path(os.__file__).parent}{os.sep}",
-    _OURS,
+    OURS,
 )
 _WRAPPER = "__tracebackhide__"
 """A variable of ours in functions that stand in for torch's, and call them."""
@@ -187,7 +188,7 @@ class UserCode:
         outermost = frame
         for outermost in chain(frame):
             code = outermost.f_code
-            ours = code.co_filename.startswith(_OURS)
+            ours = code.co_filename.startswith(OURS)
             if self.is_users(code.co_filename) or (ours and _WRAPPER not in code.co_varnames):
                 return not ours
         # Python has not started autograd's own threads.
