@@ -335,7 +335,7 @@ def _is_consequence(
 
 def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:
     mesh = mesh_of(case) if findings else None
-    if mesh is not None:  # where the culprits are in it, if they are few
+    if mesh is not None:  # up to four culprits are shown with their places in the mesh
         findings = [
             replace(f, evidence=(*f.evidence, *mesh.lines(f.ranks)))
             if len(f.ranks) <= 4 and f.category is not Category.MESH_MISMATCH

@@ -26,7 +26,7 @@ def _several(pattern: str, means: str, *causes: Category) -> _SeveralCauses:
     return _SeveralCauses(re.compile(pattern, re.IGNORECASE), means, causes)
 
 
-_PARTED = (
+_DIVERGED = (
     _C.CONDITIONAL_COLLECTIVE,
     _C.DIVERGENT_CONTROL_FLOW,
     _C.UNEVEN_INPUTS,
@@ -41,14 +41,14 @@ _TEXTS = (
         r"Watchdog caught collective operation timeout"
         r"|Timed out waiting \d+ms for (?:recv|send)\w* operation",
         "The rank that prints this waited: another rank did not join the collective within the "
-        "group's timeout (30 minutes, with NCCL 10).",
-        *_PARTED,
+        "group's timeout (by default 30 minutes; 10 with NCCL).",
+        *_DIVERGED,
     ),
     _several(
         r"watchdog got stuck for \d+|heartbeat monitor",
         "The thread of NCCL that watches collectives was blocked itself, most often by a call of "
         "CUDA behind a collective that hangs.",
-        *_PARTED,
+        *_DIVERGED,
     ),
     _several(
         r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Socket closed"
@@ -81,7 +81,7 @@ _TEXTS = (
     _several(
         r"failed to pass monitoredBarrier|monitoredBarrier.*timed out",
         "The ranks that it names did not reach the barrier in time.",
-        *_PARTED,
+        *_DIVERGED,
     ),
     _several(
         r"Detected mismatch between collectives on ranks",
@@ -133,11 +133,10 @@ def explain(text: str) -> str | None:
     found = []
     for meaning in MEANINGS:
         if match := meaning.pattern.search(text):
-            group = next(filter(None, match.groups()), "")
+            cause, remedy = meaning.words(match)
             found.append(
                 f"{_quoted(match)}  [{meaning.category.value}]\n"
-                f"  {_sentence(meaning.cause.format(group))}\n"
-                f"  fix: {_sentence(meaning.remedy.format(group))}"
+                f"  {_sentence(cause)}\n  fix: {_sentence(remedy)}"
             )
     for known in _TEXTS:
         if match := known.pattern.search(text):

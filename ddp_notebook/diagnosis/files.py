@@ -83,10 +83,12 @@ def missed_paths(context: Context) -> Iterator[Finding]:
 def _why_missing(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
     ranks, first = tuple(missing), next(iter(missing.values())).error
     at = at_place(first.at[-1])
+    # Each rank may miss a file of its own: of several nothing is said that holds for one.
+    one_path = len({e.error.path for e in missing.values()}) == 1
     category, culprits = Category.FILESYSTEM, ranks
     removers = _changed_by_others(context, missing, ("removed",))
     elsewhere = _made_elsewhere(context, missing)
-    if removers and not first.path_exists:
+    if one_path and removers and not first.path_exists:
         culprits = removers
         cause = (
             f"{verb(removers, 'has', 'have')} removed or renamed {first.path} before "
@@ -95,7 +97,7 @@ def _why_missing(context: Context, missing: Mapping[int, RankReport]) -> Finding
         remedy = (
             "Remove it only once every rank is done with it: dist.barrier() on all ranks, before."
         )
-    elif all(e.error.path_exists for e in missing.values()):
+    elif one_path and all(e.error.path_exists for e in missing.values()):
         makers = _changed_by_others(context, missing, ("written", "made"))
         who = name_ranks(makers) if makers else "another process"
         cause = (

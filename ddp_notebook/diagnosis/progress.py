@@ -152,7 +152,7 @@ def differing_variables(failed: Sequence[RankReport]) -> tuple[str, ...]:
     Those in the text of the line; where they are all alike, those of its function.
     """
     known = {e.rank: e.error.variables for e in failed}
-    if not failed or not failed[0].error.at or len({e.error.at[-1] for e in failed}) > 1:
+    if not all(e.error.at for e in failed) or len({e.error.at[-1] for e in failed}) != 1:
         return ()
     line, first = failed[0].error.at[-1], failed[0].error.variables
     names = [name for name in first if len({of.get(name) for of in known.values()}) > 1]

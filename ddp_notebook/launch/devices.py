@@ -140,8 +140,10 @@ def plan_devices(
     missing = "none is visible here (nvidia-smi and CUDA_VISIBLE_DEVICES)"
     if pool and not for_gpus:
         pool, missing = [], "torch was built without CUDA here (pytorch.org has both)"
-    if (device == "cuda" or backend == "nccl" or share_gpu) and not pool:
-        asked = "--share-gpu" if share_gpu else "--device cuda"
+    listed = bool(gpus) and device != "cpu"
+    if (device == "cuda" or backend == "nccl" or share_gpu or listed) and not pool:
+        asked = "--gpus" if listed and device != "cuda" else "--device cuda"
+        asked = "--share-gpu" if share_gpu else asked
         asked = "--backend nccl" if backend == "nccl" else asked
         raise UsageMistake(
             f"{asked} needs GPUs, and {missing}. The ranks can run on CPUs: {init} --backend gloo"
@@ -157,9 +159,9 @@ def plan_devices(
     if distinct == world_size or share_gpu:
         # The device of a tensor decides which of the two carries it.
         chosen = "cpu:gloo,cuda:nccl" if backend == "auto" else backend
-        shared = share_gpu and distinct < world_size
-        note = f"{world_size} ranks share {have} by NCCL, over sockets: the times mean nothing."
-        return _on_gpus(chosen, pool, pins, (note,) if shared else (), apart=share_gpu)
+        use = "share" if distinct < world_size else "use"
+        note = f"{world_size} ranks {use} {have} by NCCL, over sockets: the times mean nothing."
+        return _on_gpus(chosen, pool, pins, (note,) if share_gpu else (), apart=share_gpu)
     if backend == "nccl":
         raise UsageMistake(
             f"{world_size} ranks but {have}: NCCL needs a GPU of its own for every rank. "

@@ -26,9 +26,9 @@ class GpuUse:
 
         One that the driver reports nothing of, such as a part of a GPU, has no line.
         """
-        now_s = time.monotonic()
         if not gpus:
             return ()
+        now_s = time.monotonic()
         import pynvml  # takes 50 ms, and only a session on GPUs needs it
 
         if now_s >= self._next_s:

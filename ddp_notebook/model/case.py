@@ -166,7 +166,7 @@ class RankError:
     path_exists: bool = field(default=False, metadata=OMIT_DEFAULT)
     """It is there by now."""
     variables: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
-    """In short, those of the user's function that raised it, as they were."""
+    """The variables of the user's function that raised it, with their values then, shortened."""
 
 
 @dataclass(frozen=True, slots=True)

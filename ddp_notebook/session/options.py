@@ -128,9 +128,10 @@ class InitOptions:
         if self.store == "rank0" or where in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
             where = "all addresses of this host"
         at = set()
-        with contextlib.suppress(OSError, UnicodeError):  # setup will say so
-            found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
-            at = {ipaddress.ip_address(each[4][0]) for each in found}
+        if self.store != "rank0":  # else it does not matter what is looked up, perhaps slowly
+            with contextlib.suppress(OSError, UnicodeError):  # setup will say so
+                found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
+                at = {ipaddress.ip_address(each[4][0]) for each in found}
         if self.store == "rank0" or not all(address.is_loopback for address in at):
             notes.append(
                 f"The store listens on {where}, and torch's store does not check who connects: "

@@ -291,7 +291,9 @@ def release(version: str) -> tuple[int, ...]:
 def check_versions() -> None:
     """Raise UsageMistake where a package is too old for ranks to start."""
     for name, oldest in OLDEST.items():
-        with contextlib.suppress(metadata.PackageNotFoundError):  # Python; one that was only built
+        with contextlib.suppress(
+            metadata.PackageNotFoundError
+        ):  # Python itself; a package without metadata
             if release(version := metadata.version(name)) < release(oldest):
                 raise UsageMistake(
                     f"{name} {version} is older than {oldest}, the oldest with which ranks start: "

@@ -344,11 +344,6 @@ class ScriptProcesses:
         for rank in alive:
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
 
-    def lost_fork_server(self) -> None:
-        """Release whoever waits for the end of the processes: no server is left to report it."""
-        with self._gone:
-            self._gone.notify_all()
-
     def end(self) -> None:
         """End the remaining processes; the session's own processes are the ranks again."""
         # The order matters. Every end is told first, while the places are still the script's: its
@@ -356,10 +351,13 @@ class ScriptProcesses:
         # has in hand is passed to the run alone. Only then do the ranks' own processes get their
         # places: an event of the script's would change the state of a process that lives on.
         self.kill(self.ranks)
+        deadline_s = time.monotonic() + 5.0
         with self._gone:
-            self._gone.wait_for(
-                lambda: self._told >= self._pids.keys() or not self._fork_server.alive, 5.0
-            )
+            # The fork server reports each end; if it is lost, nobody does.
+            while not self._told >= self._pids.keys() and self._fork_server.alive:
+                if time.monotonic() >= deadline_s:
+                    break
+                self._gone.wait(0.1)
         self._receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True

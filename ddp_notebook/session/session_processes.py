@@ -305,7 +305,9 @@ class Processes:
         """
         devices = self.devices
         gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in ranks)) if devices.gpus else ""
-        visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        # By the numbers that the ranks' own processes use.
+        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        visible = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": order} if gpus else {}
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     # -- the store ---------------------------------------------------------------------
@@ -313,7 +315,7 @@ class Processes:
     def open_store(self, of: str = "session") -> None:
         """Have the store of the session or of a script listen; its earlier one is closed.
 
-        The session's does where the options say.
+        The session's store listens where the options say, a script's at a free port.
         """
         if of in self._stores:
             self._stores[of].close()
@@ -334,7 +336,7 @@ class Processes:
         return self._stores["script"].address(self.options.timeout_s)
 
     def _living_stores(self) -> dict[str, int]:
-        """Return the processes that host a store."""
+        """Return the pid of each store process that runs, by whose store it is."""
         return {of: store.pid for of, store in self._stores.items() if store.alive}
 
     @property
@@ -543,8 +545,6 @@ class Processes:
     def _fork_server_lost(self) -> None:
         # First of all: who waits for the end of one of its children would wait in vain.
         self.cluster.lost_fork_server()
-        if self.script is not None:
-            self.script.lost_fork_server()
         if self._closing:
             return
         # Nobody is left to tell which rank ended how, so the session as a whole is lost.

@@ -68,9 +68,9 @@ class Branch:
 
     @property
     def next_before(self) -> list[int | None]:
-        """The keys of what came next, as often as they had called before what they called last.
+        """The keys of what followed, each earlier time that they had called the same as just now.
 
-        What they called last is all of the calls of one line, and the call before these: layers of
+        The same is all of the latest calls of one line, with the call before these: layers of
         one shape come again and again in one turn of a loop, and what follows the last is not what
         follows the first.
         """

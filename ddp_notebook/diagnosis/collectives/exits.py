@@ -108,7 +108,8 @@ def raised_alike(context: Context) -> Iterator[Finding]:
     # All ranks raised, so no rank waits and none is a victim. A program of one process would say
     # the same, unless something differs between the ranks: that is what is worth a finding.
     variables = differing_variables(failed)
-    if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
+    same = len({e.error.type for e in failed}) == 1
+    if variables and same and not any(torch_errors.is_of_others(e.error.text) for e in failed):
         yield Finding(
             Category.EXCEPTION,
             tuple(e.rank for e in failed),
@@ -190,7 +191,7 @@ GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 
 
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
-    """Ranks that gloo aborted as another sent more than they expected: one of both is wrong."""
+    """Ranks that gloo aborted as another sent too much: one of both is wrong, or threads raced."""
     for e in died:
         # gloo finds this in C++ and aborts the process that receives, whichever of the two is
         # wrong: there is no exception and no refusal, only the last line of the dead rank's log.

@@ -128,8 +128,8 @@ def _finding(
         steps = enumerate(zip(*(record.path for _, record in pairs), strict=False))
         apart = [index for index, (one, other) in steps if one != other]
         for branch, record in pairs if apart else ():
-            way = " → ".join(map(str, record.path[apart[0] : -1]))
-            evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
+            if way := " → ".join(map(str, record.path[apart[0] : -1])):  # not from the line itself
+                evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
     lost = _lost_a_thread(context, classified, ranks)
     if lost is not None:
         who, error = lost
@@ -552,7 +552,11 @@ def _who_is_wrong(
         if untested and context.sources.knows(record) and not in_a_pass:
             both = tuple(sorted((*full.ranks, *short.ranks)))
             return both, ", or on none: which side is wrong is not known."
-    return classified.culprits, ": move it out of the condition." if condition else ", or on none."
+    conditional = condition is not None and not condition.handles
+    return (
+        classified.culprits,
+        ": move it out of the condition." if conditional else ", or on none.",
+    )
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:

@@ -364,7 +364,7 @@ def _other_numbers(context: Context, pipeline: _Pipeline) -> Finding | None:
     in_messages = any(record.is_point_to_point for record in waiting)
     for name, what, remedy in _AGREED:
         values: dict[int, Hashable] = {r: getattr(part, name) for r, part in pipeline.items()}
-        # In another order the same messages may well meet: then ranks do not wait for each other's.
+        # In another order the same messages may well meet: then no rank waits in a send or a recv.
         if len(set(values.values())) < 2 or (name == "schedule" and not in_messages):
             continue
         sides = sorted(by_value(values), key=lambda side: len(side[0]))

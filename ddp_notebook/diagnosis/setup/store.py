@@ -313,7 +313,8 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
     ]
     hosts = [h for h in case.callers if h.arguments.hosts_store]
     reached = next((h for h in hosts if h.network.probe.state == "open"), None)
-    mute = next((h for h in hosts if _answers_nobody(h)), None)
+    same = [h for h in hosts if h.network.probe.target == first.target]
+    mute = next((h for h in same if _answers_nobody(h)), None)
     # Several of these are true at once, and the first is told. A name that means each host itself
     # explains that others do not answer better than a firewall does. A firewall is told only where
     # the store answers a rank on its own host, and an address of no host only where its own host
@@ -341,7 +342,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             "others (firewall, security group), or set MASTER_PORT to a port that is open."
         )
         evidence.append(f"rank {reached.rank}: {reached.network.probe.target}: open")
-    elif mute is not None:
+    elif mute is not None and all(e.network.probe.state == "timeout" for e in shut_out):
         ranks = tuple(sorted((*ranks, mute.rank)))
         cause = (
             f"no rank gets an answer at {first.target}, not even rank {mute.rank}, which opens the "
@@ -437,7 +438,7 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
         )
 
 
-_AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
+_AT_LOOPBACK = re.compile(r"connectFullMesh.*(?:\b127\.\d|(?<![\w:])::1\b)", re.DOTALL)
 
 
 def _at_loopback(evidence: RankReport) -> bool:

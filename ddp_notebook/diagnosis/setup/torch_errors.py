@@ -25,6 +25,11 @@ class Meaning:
     cause: str
     remedy: str
 
+    def words(self, match: re.Match[str]) -> tuple[str, str]:
+        """Return the cause and the remedy, with the first group of the match."""
+        group = next(filter(None, match.groups()), "")
+        return self.cause.format(group).removesuffix(" ()"), self.remedy.format(group)
+
 
 def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meaning:
     return Meaning(re.compile(pattern, re.IGNORECASE | re.DOTALL), category, cause, remedy)
@@ -103,7 +108,7 @@ MEANINGS = (
     _meaning(
         r"Duplicate GPU detected ?:? ?([^\n]*)",
         Category.GPU_MAPPING,
-        "two ranks use one GPU, which NCCL refuses: {0}",
+        "two ranks use one GPU, which NCCL refuses ({0})",
         "Give each rank a GPU of its own before init_process_group: "
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); with fewer GPUs than ranks use gloo",
     ),
@@ -376,9 +381,8 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         match = meaning.pattern.search(e.error.text)
         may_be = meaning.category is not Category.ENV_INVALID or _ENVIRONMENT.search(line)
         if match and may_be:
-            group = next(filter(None, match.groups()), "")
-            cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
-            return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
+            cause, remedy = meaning.words(match)
+            return meaning.category, cause, f"{remedy}."
     if e.error.type == "MemoryError":
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):

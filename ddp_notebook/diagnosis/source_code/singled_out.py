@@ -19,7 +19,7 @@ def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
     rank == 0 else 0.2`` either may be meant. Empty where no test, or not just one, tells it.
     """
     found: set[Ranks] = set()
-    size = max(ranks) + 1
+    size = max(ranks, default=0) + 1
     for tree in sources.known():
         names = Names(tree)
         for test in _tests(tree, words):

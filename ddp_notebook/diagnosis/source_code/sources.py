@@ -519,11 +519,10 @@ def _asks_data(test: ast.expr) -> bool:
     nodes = list(ast.walk(test))
     if any(isinstance(node, ast.Mod) for node in nodes):
         return False
-    return any(
-        not isinstance(node.ops[0], (ast.Is, ast.IsNot))
-        if isinstance(node, ast.Compare)
-        else isinstance(node, ast.Call) and last_name(node.func) not in _ASK_KIND
-        for node in nodes
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    comparisons = (node for node in nodes if isinstance(node, ast.Compare))
+    return any(last_name(call.func) not in _ASK_KIND for call in calls) or any(
+        not isinstance(each.ops[0], (ast.Is, ast.IsNot)) for each in comparisons
     )
 
 

@@ -83,12 +83,12 @@ def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
     """Return the value that a statement sets, or appends to a list, and its variables."""
     match statement:
         case ast.Assign(targets=targets, value=value):
-            return value, {name for target in targets for name in _words(target)}
+            return value, {name for target in targets for name in _names(target)}
         case (
             ast.AugAssign(target=target, value=value)
             | ast.AnnAssign(target=target, value=ast.expr() as value)
         ):
-            return value, _words(target)
+            return value, _names(target)
         case ast.Expr(
             value=ast.Call(
                 func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend"),
@@ -101,9 +101,11 @@ def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
 
 def _words(node: ast.AST) -> set[str]:
     """The variables that an expression mentions, and the functions that it calls: ``float()``."""
-    nodes = list(ast.walk(node))
-    variables = {child.id for child in nodes if isinstance(child, ast.Name)}
-    return variables | {f"{_called(child)}()" for child in nodes if _called(child)}
+    return _names(node) | {f"{_called(child)}()" for child in ast.walk(node) if _called(child)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
 def _called(node: ast.AST) -> str:
@@ -175,9 +177,9 @@ def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 
 
 def _draws(call: ast.Call, *, in_batch: bool) -> bool:
-    """True of what draws numbers like a tensor, in place, or of a shape, from no generator's.
+    """True of a call that draws numbers, in whichever way, without a generator of its own.
 
-    For a whole batch the shape is that of something: else it is not known to be of samples.
+    In the code of a batch a shape must be the size of something: else it may not be of samples.
     """
     name = last_name(call.func)
     if any(keyword.arg == "generator" for keyword in call.keywords):

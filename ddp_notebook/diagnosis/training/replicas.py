@@ -226,12 +226,12 @@ def may_have_joined(
     Or what is computed with them: anything larger than a few metrics.
     """
     fewest_of_object = 2 * sum(numels)  # its values take two bytes each, or more
-    by_hand = (r for rank in ranks for r in collectives.of.get(rank, ()) if r.part is None)
+    calls = (r for rank in ranks for r in collectives.of.get(rank, ()) if r.part is None)
     return any(
         r.numel >= fewest_of_object
         if r.dtype.endswith("uint8")
         else r.numel > _FEW_METRICS or r.numel in numels
-        for r in by_hand
+        for r in calls
         if r.backwards and r.numel > 1
     )
 

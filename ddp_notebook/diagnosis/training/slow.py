@@ -82,7 +82,7 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
     """The steps that all ranks have, without the first ones; None for too few, or for one rank."""
     numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
     newest = max(FEWEST_STEPS, 60_000 // len(times))
-    # Steps at the begin of a run: memory is new, and DDP makes its buckets anew.
+    # Without the first three steps: memory is new, and DDP makes its buckets again.
     common = [number for number in sorted(numbers) if number >= 3][-newest:]
     if len(times) < 2 or len(common) < FEWEST_STEPS:
         return None
@@ -135,7 +135,7 @@ def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
         others = [steps.parts[part][other] for other in steps.ranks if other != rank]
         in_order = sorted(margins)
         usual_us = in_order[len(margins) * 4 // 10] - in_order[len(margins) // 10]
-        # Of a whole step, and in itself, how late it must be in them.
+        # A late step is late by at least this: 2 ms, and a tenth of a whole step.
         some_us = max(2000.0, 0.1 * steps.step_us, _SURE * usual_us)
         late = _at_times(margins, others, some_us)
     if late is None or not _in_all(steps, rank, part, *late):
@@ -150,10 +150,10 @@ def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | 
         return None
     # By blocks, because what disturbs a step disturbs the next ones too: a hundred late steps in a
     # row are one event and no hundred. The spread is that of the blocks' medians.
-    # Into how many blocks the steps are parted, and in how many of these a rank must be late.
+    # The steps are divided into 12 blocks; a rank must be late in 90 % of them.
     medians = [statistics.median(block) for block in _blocks(margins, 12)]
     center = statistics.median(medians)
-    # The standard deviation of a normal distribution over its median absolute deviation.
+    # 1.4826: a normal distribution's standard deviation over its median absolute deviation.
     spread = 1.4826 * statistics.median(abs(median - center) for median in medians)
     low_us = middle - _SURE * spread / math.sqrt(len(medians))
     held = sum(median > floor_us / 2 for median in medians)
@@ -173,7 +173,7 @@ def _at_times(
     # A rank that reads a file in each fourth step is late in a quarter of them, and its median says
     # nothing. Chance makes others late too: this one must be so three times as often as any.
     share = _late_steps(margins, late_us) / len(margins)
-    # Who is late in no more steps than these is not called slow.
+    # A rank that is late in fewer than 12 % of its steps is not called slow.
     if share < 0.12:  # so with nearly all of a thousand ranks, and what follows is dear
         return None
     blocks = [_late_steps(block, late_us) for block in _blocks(margins, _FEW_BLOCKS)]

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.utils._device
 
-from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 
 AS_GPUS = "DDP_NOTEBOOK_AS_GPUS"
@@ -39,7 +38,7 @@ def _device(value: Any) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """The same where a number is a GPU, too."""
+    """Return what `_device` does, and the CPU for a number, which is a GPU's."""
     return _CPU if type(value) is int else _device(value)
 
 
@@ -250,9 +249,9 @@ class CudaOnCpu:
                 lambda: self._index,
             ),
             **dict.fromkeys(
-                ("device", "device_index", "stream", "current_stream", "default_stream"),
-                lambda *_, **__: _AtOnce(),
+                ("stream", "current_stream", "default_stream"), lambda *_, **__: _AtOnce()
             ),
+            **dict.fromkeys(("device", "device_index"), _AtOnce),  # torch's are classes, too
             **dict.fromkeys(
                 ("synchronize", "empty_cache", "set_stream", "reset_peak_memory_stats"),
                 lambda *_, **__: None,
@@ -285,31 +284,8 @@ cuda_on_cpu = CudaOnCpu()
 """Of this process."""
 
 
-def note_questions(is_users: Callable[[str], bool]) -> dict[str, Place]:
-    """Return a dict that gets the user's first line that calls ``is_available``, ``device_count``.
-
-    Only of those who hear that there is no GPU.
-    """
-    asked: dict[str, Place] = {}
-
-    def noting(name: str, original: Callable[[], int]) -> Callable[[], int]:
-        @functools.wraps(original)
-        def question() -> int:
-            __tracebackhide__ = True
-            caller, answer = sys._getframe(1), original()
-            if not answer and is_users(caller.f_code.co_filename):
-                asked.setdefault(name, Place(caller.f_code.co_filename, caller.f_lineno))
-            return answer
-
-        return question
-
-    for module in (torch.cuda, torch.accelerator):
-        for name in ("is_available", "device_count"):
-            setattr(module, name, noting(name, getattr(module, name)))
-    return asked
-
-
 def begin_as_told() -> None:
     """In a process that a program with ``--cpu`` has started: do the same."""
-    with contextlib.suppress(ValueError):
-        cuda_on_cpu.begin(int(os.environ.get(AS_GPUS, "")), said=True)
+    gpus = os.environ.get(AS_GPUS, "")
+    if gpus.isdecimal():
+        cuda_on_cpu.begin(int(gpus), said=True)

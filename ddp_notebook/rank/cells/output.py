@@ -192,7 +192,7 @@ class OutputForwarder(Component):
         # that holds it.
         self._lock = threading.RLock()
         self._own_threads: frozenset[int | None] = frozenset()
-        """The streams that existed before the user's first run."""
+        """The threads that existed before the user's first run."""
         # The most that is kept of the output between runs: the newest writes, and how much of each.
         self._between: deque[tuple[OutputKind, str | bytes]] = deque(maxlen=400)
 

@@ -19,7 +19,7 @@ from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.inspect import data_workers
 from ddp_notebook.rank.inspect.frames import cell_file
 from ddp_notebook.rank.inspect.frames import frames_of as frames_of_stack
-from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.main_thread import Aborted, MainThread
 
 
 class CellRunner:
@@ -54,7 +54,7 @@ class CellRunner:
                 gpu.await_work(self._main_thread.awaits_gpu)
         except (KeyboardInterrupt, Exception) as raised:  # noqa: BLE001
             # An interrupt came while IPython handled an error; or IPython itself failed, which the
-            # user's code can bring about.
+            # user's code can bring about. Or `_begin` refused the cell.
             error = raised
         finally:
             # From here on an interrupt would hit the report of the end, and the session would wait
@@ -98,7 +98,7 @@ class CellRunner:
             self._ending.stop_at(error)
             if error is None:
                 gpu.await_work(self._main_thread.awaits_gpu)
-        except (asyncio.CancelledError, KeyboardInterrupt, gpu.StillWorking) as stopped:
+        except (asyncio.CancelledError, KeyboardInterrupt, Aborted, gpu.StillWorking) as stopped:
             error = stopped
         finally:
             signal.signal(signal.SIGINT, previous)

@@ -37,7 +37,7 @@ from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
 from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
-from ddp_notebook.rank.cells.on_cpu import cuda_on_cpu, note_questions
+from ddp_notebook.rank.cells.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
@@ -121,24 +121,18 @@ class ScriptProcess:
         self._events.collect, self._events.pulse = self._forwarder.collect, pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
-        asked: Mapping[str, Place] = {}
         if script.as_gpus:
             cuda_on_cpu.begin(script.as_gpus)
-        else:
-            asked = note_questions(core.user_code.is_users)
         error = self._end_as_python_does(self._execute(main))
         if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
             os._exit(exit_code(error))
-        # As torch's examples do, it says that there are too few GPUs and leaves, or starts none of
-        # its processes. One that only chooses its device by is_available() does neither.
-        line = asked.get("device_count") or (self._left and asked.get("is_available"))
+        # Where there are no GPUs torch's examples say so and leave, or start as many ranks: none.
+        left = self._left or self._children.started_none
         started = core.init_calls.calls.entered or started_in(self._folder).exists()
-        if line and error is None and not started:
-            name = Path(script.path).name
+        if left and error is None and not (started or script.as_gpus or torch.cuda.is_available()):
             note = (
-                f"{name} ended without init_process_group. It asks for GPUs "
-                f"({Path(line.file).name}:{line.line}), and there are none. To run it on CPUs as "
-                f"it is: %ddp_run --cpu {script.name}\n"
+                f"{Path(script.path).name} ended without init_process_group. There are no GPUs "
+                f"here; if it needs some, run it on CPUs as it is: %ddp_run --cpu {script.name}\n"
             )
             self._forwarder.show(what=OutputKind.STDERR, text=note)
         if why := _OutputFile.why_lost:

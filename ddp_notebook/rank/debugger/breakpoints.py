@@ -96,7 +96,9 @@ class Breakpoints:
         if line and (problem := self.never_runs(file, line)):
             watched.bound = Bound(spec.number, problem=problem)
         elif line:
-            named_so = map(self.canonical, filter(self._is_users, self._files(spec.file)))
+            by_name = spec.file and not os.path.isabs(spec.file)  # noqa: PTH117
+            files = self._files(spec.file) if by_name else []
+            named_so = map(self.canonical, filter(self._is_users, files))
             others = ", ".join(sorted(set(named_so) - {file}))
             namesakes = f"this is {file}. Not stopped at: {others}; name one with its folder"
             watched.note = self.elsewhere(file, line) or namesakes * bool(others)

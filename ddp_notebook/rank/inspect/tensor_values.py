@@ -97,7 +97,7 @@ class TensorReader:
         """`facts` with the values in `flat`, which has one dimension: all, or some of them."""
         size = facts.size
         part = flat if flat.numel() <= _WHOLE else flat[:: -(-size // _CHUNK)]
-        # In chunks that torch works off in this thread: larger ones would wake its pool of threads,
+        # In chunks that torch processes in this thread: larger ones would wake its pool of threads,
         # which the main thread may be using.
         sums = _Sums()
         for begin in range(0, part.numel(), _CHUNK):

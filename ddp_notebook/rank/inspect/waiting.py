@@ -213,9 +213,9 @@ class Waiting:
 
         NCCL's collectives have long returned when the thread waits, in a call that reads a value.
         Nothing in Python tells such a call from one that computes. So all of this must hold: its
-        oldest collective is not done and has been the oldest for some time (else the GPU works off
-        a queue), it stands at one instruction all that time, and what it calls there is known to
-        wait for a GPU. The thread may spin.
+        oldest collective is not done and has been the oldest for some time (otherwise the GPU is
+        still processing its queue), it stands at one instruction all that time, and what it calls
+        there is known to wait for a GPU. The thread may spin.
         """
         if awaited.frame is None or not (awaited.is_main and gpu.in_use()):
             return None

@@ -143,6 +143,8 @@ class Children:
         self._pid = os.getpid()
         self._known = -1
         """The process that is known as a rank of a job that the script starts; -1 for none."""
+        self.started_none = False
+        """It started processes, but as many as it counted: none."""
         self._warned = self._alone
         """There is nothing more to warn of: a script that runs once may start ranks."""
 
@@ -158,6 +160,7 @@ class Children:
 
         @functools.wraps(original)
         def starts(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
+            self.started_none = not nprocs
             if not self._alone and nprocs:
                 self._tell()
                 self._warn("a process" if nprocs == 1 else f"{nprocs} processes")

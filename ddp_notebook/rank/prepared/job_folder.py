@@ -202,7 +202,7 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
     folder = folder or root()
     if not is_private(folder):
         return []
-    import msgspec  # a rank that starts reads none, and need not wait for it
+    import msgspec  # not at the top: a rank that starts loads it only in the thread of `sweep`
 
     found = []
     for own in sorted(folder.iterdir())[:10_000]:

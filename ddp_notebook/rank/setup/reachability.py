@@ -126,4 +126,6 @@ def reach(targets: Sequence[str]) -> list[model.Probe]:
 
 
 def _probe(target: str, number: int) -> model.Probe:
-    return model.Probe(target, *(("refused", os.strerror(number)) if number else ("open",)))
+    if number:
+        return model.Probe(target, "refused", os.strerror(number))
+    return model.Probe(target, "open")

@@ -86,9 +86,10 @@ class InitCalls(Component):
                 arguments, read = arguments_of(bound.arguments), True
             if read and dist.is_initialized() and self.keeps(arguments):
                 return
-            with contextlib.suppress(Exception):
-                self.before_call(arguments)
-                self.enter(arguments)
+            if read:
+                with contextlib.suppress(Exception):
+                    self.before_call(arguments)
+                    self.enter(arguments)
             calls = self.calls
             try:
                 if not dist.is_initialized():

@@ -102,13 +102,13 @@ def check(arguments: InitArguments, plan: SetUpPlan) -> None:
 
 
 def _invalid(cause: str, name: str, plan: SetUpPlan) -> StageError:
+    if name == "MASTER_PORT":
+        remedy = f"Leave {name} to the launcher, which finds a free port at each start: %ddp_init"
+        return StageError(cause, remedy, Category.ENV_INVALID.value)
     right = {
         "RANK": str(plan.rank),
         "WORLD_SIZE": str(plan.world_size),
         "MASTER_ADDR": plan.master_addr,
-        "MASTER_PORT": "",
     }[name]
     remedy = f"Set {name}={right} on this rank, or leave it to the launcher: %ddp_init"
-    if not right:
-        remedy = f"Leave {name} to the launcher, which finds a free port at each start: %ddp_init"
     return StageError(cause, remedy, Category.ENV_INVALID.value)

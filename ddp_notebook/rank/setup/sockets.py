@@ -31,8 +31,8 @@ class TorchSockets(Component):
     def setup_begins(self) -> None:
         """End the connections of earlier groups. Sockets opened from now on are torch's.
 
-        The groups are destroyed next, and gloo's waits then for the collectives that it was left
-        with, up to half an hour: a rank that did not wait for one is idle, and nothing frees it.
+        The groups are destroyed next. Destroying a gloo group waits up to half an hour for its
+        unfinished collectives, and nothing could free the rank meanwhile.
         """
         self.shut_down()
         self._torchs.clear()

@@ -110,6 +110,7 @@ class SetUp:
                 main_thread.error = Failure("StageError", cause, category, remedy)
                 events.emit(StageFailed, stage=stage, cause=cause, remedy=remedy, category=category)
                 self._watched.init_calls.calls.inside = False
+                self._watched.sockets.setup_ended()
                 return False
             device, pid = plan.device, os.getpid()
             events.emit(StageFinished, stage=stage, detail=detail, device=device, pid=pid)

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""
 _CAUSE_KNOWN_WITHIN_S = 1.0
-"""How long after no rank was reached to wait for the news that one died, or that all is lost."""
+"""How long to wait, if no rank was reached, for the report that one died or the session was lost.
+"""
 
 
 class RunState(enum.Enum):
@@ -510,7 +511,7 @@ class CellRun:
             if unreached := self.send():
                 self.events.not_reached(unreached)
                 if not self.pending:
-                    # Ranks that nobody reaches have died, and of what is known a moment later.
+                    # Ranks that cannot be reached have died. The cause is known a moment later.
                     self.over.wait(_CAUSE_KNOWN_WITHIN_S)
                     self.over.set()
         while not self.over.wait(LOOK_EVERY_S):
