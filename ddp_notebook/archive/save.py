@@ -161,7 +161,12 @@ def write(target: Path, saved: SavedRun, force: bool) -> None:
             os.fsync(file.fileno())
         if not force:
             target.touch(0o600, exist_ok=False)  # the name is ours: what comes now is refused
-        beside.replace(target)
+        try:
+            beside.replace(target)
+        except BaseException:
+            if not force:
+                target.unlink(missing_ok=True)  # an empty file would refuse the next try
+            raise
     except FileExistsError:
         raise _exists(target) from None
     except OSError as error:

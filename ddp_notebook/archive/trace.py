@@ -116,7 +116,7 @@ def _rank(
         begin_ns = spans[0].begin_ns
         free = (lane for lane, end_ns in enumerate(lanes) if end_ns <= begin_ns)
         lane = min(next(free, len(lanes)), 63)
-        lanes[lane : lane + 1] = [spans[-1].end_ns]
+        lanes[lane : lane + 1] = [max([spans[-1].end_ns, *lanes[lane : lane + 1]])]
         thread = main + 1 + lane
         for span in spans:
             yield _complete(span, pid, thread, axis)
