@@ -142,9 +142,9 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    # An empty code is 0; what is no number is -1, which is no code.
-    words = f"0{codes}".replace(";", ";0").split(";")
-    numbers = iter([int(word) if len(word) < 5 and word.isdecimal() else -1 for word in words])
+    # An empty code means 0. What is not a number becomes -1, which is no code.
+    words = [code or "0" for code in codes.split(";")]
+    numbers = iter([int(word) if len(word) < 4 and word.isdecimal() else -1 for word in words])
     for number in numbers:
         if number == 0:
             pen = _Pen()
@@ -159,7 +159,7 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
 def _extended(numbers: Iterator[int]) -> str:
     """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code.
 
-    Of the terminal's 256 the first are the basic ones; then a 6x6x6 cube, and a ramp of greys.
+    The terminal's 256 colours are 16 basic ones, a 6x6x6 cube and a ramp of greys.
     """
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]

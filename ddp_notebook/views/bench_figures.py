@@ -59,10 +59,8 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
         times = [max(p.latency_us, _LEAST_US) for p in curve.points]
         colour = _COLOURS[number % len(_COLOURS)]
         if alone:
-            p10, p90 = (
-                [max(p.p10_us, _LEAST_US) for p in curve.points],
-                [p.p90_us for p in curve.points],
-            )
+            p10 = [max(p.p10_us, _LEAST_US) for p in curve.points]
+            p90 = [p.p90_us for p in curve.points]
             left.fill_between(sizes, p10, p90, color=colour, alpha=0.15, lw=0, label="p10 to p90")
         ends = [p.latency_interval_us for p in curve.points]
         below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
