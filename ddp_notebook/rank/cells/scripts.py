@@ -96,6 +96,7 @@ class ScriptProcess:
         self._children = Children(
             core, Path(script.path).name, script.world_size, started_in(process.folder)
         )
+        self._asks_for_gpus = False
         self._left: tuple[Place, ...] = ()
         """The lines of the sys.exit() by which it ended well, the outermost first."""
 
@@ -127,7 +128,7 @@ class ScriptProcess:
         if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
             os._exit(exit_code(error))
         # Where there are no GPUs torch's examples say so and leave, or start as many ranks: none.
-        left = self._left or self._children.started_none
+        left = (self._left and self._asks_for_gpus) or self._children.started_none
         started = core.init_calls.calls.entered or started_in(self._folder).exists()
         if left and error is None and not (started or script.as_gpus or torch.cuda.is_available()):
             note = (
@@ -161,6 +162,7 @@ class ScriptProcess:
                 lines = importlib.util.decode_source(data).splitlines(keepends=True)
                 linecache.cache[script.path] = len(data), None, lines, script.path
             code = compile(tree, script.path, "exec", dont_inherit=True)
+            self._asks_for_gpus = _asks_for_gpus(code)
             exec(code, vars(main))  # noqa: S102
             gpu.await_work(core.main_thread.awaits_gpu)
         except SystemExit as stop:
@@ -219,6 +221,14 @@ class ScriptProcess:
                 stream.flush()
         self._forwarder.show(what=OutputKind.ERROR, text=raised.shown(text))
         return True
+
+
+def _asks_for_gpus(code: types.CodeType) -> bool:
+    """Return whether the script itself calls torch's functions that count GPUs or ask for one."""
+    names = set(code.co_names)
+    available = "is_available" in names and names & {"cuda", "accelerator"}
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return "device_count" in names or bool(available) or any(map(_asks_for_gpus, inner))
 
 
 def _as_main(script: Script) -> types.ModuleType:
