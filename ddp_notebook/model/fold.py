@@ -248,7 +248,7 @@ class LineStops:
                 self.now[event.rank] = event
                 index = event.line - event.first
                 text = event.source[index].strip() if 0 <= index < len(event.source) else ""
-                function = "" if event.function == "<module>" else event.function
+                function = {"<module>": ""}.get(event.function, event.function)
                 place = Place(event.file, event.line, function, text)
                 pause = LinePause(event.rank, event.stop, place, event.why, at_ns)
                 self._pauses.setdefault((event.rank, event.stop), pause)

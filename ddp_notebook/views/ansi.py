@@ -142,9 +142,9 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    # An empty code means 0. What is not a number becomes -1, which is no code.
-    words = [code or "0" for code in codes.split(";")]
-    numbers = iter([int(word) if len(word) < 4 and word.isdecimal() else -1 for word in words])
+    # With a 0 before each, an empty code means 0. What is not a number becomes -1, no code.
+    words = f"0{codes}".replace(";", ";0").split(";")
+    numbers = iter([int(word) if len(word) < 5 and word.isdecimal() else -1 for word in words])
     for number in numbers:
         if number == 0:
             pen = _Pen()

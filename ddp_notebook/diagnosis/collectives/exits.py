@@ -108,8 +108,9 @@ def raised_alike(context: Context) -> Iterator[Finding]:
     # All ranks raised, so no rank waits and none is a victim. A program of one process would say
     # the same, unless something differs between the ranks: that is what is worth a finding.
     variables = differing_variables(failed)
-    same = len({e.error.type for e in failed}) == 1
-    if variables and same and not any(torch_errors.is_of_others(e.error.text) for e in failed):
+    if len({e.error.type for e in failed}) > 1:
+        return
+    if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
         yield Finding(
             Category.EXCEPTION,
             tuple(e.rank for e in failed),

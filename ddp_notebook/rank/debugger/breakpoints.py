@@ -96,10 +96,7 @@ class Breakpoints:
         if line and (problem := self.never_runs(file, line)):
             watched.bound = Bound(spec.number, problem=problem)
         elif line:
-            by_name = spec.file and not os.path.isabs(spec.file)  # noqa: PTH117
-            files = self._files(spec.file) if by_name else []
-            named_so = map(self.canonical, filter(self._is_users, files))
-            others = ", ".join(sorted(set(named_so) - {file}))
+            others = ", ".join(sorted(self._namesakes(spec.file) - {file}))
             namesakes = f"this is {file}. Not stopped at: {others}; name one with its folder"
             watched.note = self.elsewhere(file, line) or namesakes * bool(others)
             watched.files = {file}
@@ -267,6 +264,12 @@ class Breakpoints:
             problem = f"it has no code from line {spec.line} on; its last line is {last}"
             return Bound(spec.number, file, problem=problem)
         return Bound(spec.number, self.canonical(file), line)
+
+    def _namesakes(self, wanted: str) -> set[str]:
+        """Return the user's files of that name; none where it is a path, or no name is given."""
+        if not wanted or os.path.isabs(wanted):  # noqa: PTH117
+            return set()
+        return set(map(self.canonical, filter(self._is_users, self._files(wanted))))
 
     def _files(self, wanted: str) -> list[str]:
         """Return all of that name: the imported ones, the user's first; else those on the path.
