@@ -49,7 +49,10 @@ def exists(path: Path) -> bool:
 
 
 def tail(path: Path, most_bytes: int = sys.maxsize, begin: int = 0) -> str:
-    """The last bytes of a file as text, from `begin` on; empty where it cannot be read."""
+    """Return the end of a file as text, at most `most_bytes` of it, none before byte `begin`.
+
+    Empty where it cannot be read.
+    """
     with contextlib.suppress(OSError), opened(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(begin, size - most_bytes))

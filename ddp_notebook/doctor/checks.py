@@ -606,7 +606,7 @@ def check_devices(
     """Which rank would get which device. `pool` is the GPUs for ranks, `facts` is torch's."""
     name = "devices"
     try:
-        for_gpus = bool(facts.get("cuda_build", True))
+        for_gpus = not facts.get("torch") or bool(facts.get("cuda_build"))
         plan = plan_devices(world_size, "auto", backend, (), pool, for_gpus=for_gpus)
     except UsageMistake as mistake:
         return as_init_says(name, str(mistake), "")

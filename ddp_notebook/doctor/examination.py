@@ -62,7 +62,8 @@ def examine(
     chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
     # Without the variable CUDA shows all GPUs; with it those that it names, in its order.
     pool = [gpu.index for gpu in gpus] if chosen is None else list(devices.visible_gpus())
-    nccl = backend == "nccl" or (backend == "auto" and world_size <= len(pool))
+    for_gpus = not torch.get("torch") or bool(torch.get("cuda_build"))
+    nccl = backend == "nccl" or (backend == "auto" and for_gpus and world_size <= len(pool))
     asked_by = "--master-port" if master_port else "MASTER_PORT"
     port = master_port or checks.port_of(environment)
     master = environment.get("MASTER_ADDR", "").strip()

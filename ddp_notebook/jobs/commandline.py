@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddp_notebook import files
 from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.diagnosis import error_texts
 from ddp_notebook.errors import UsageMistake
@@ -93,9 +94,8 @@ def _explain(args: argparse.Namespace) -> int:
     text = " ".join(args.text)
     if not text:
         text = sys.stdin.read(_MOST_CHARACTERS)
-    elif len(args.text) == 1 and Path(text).is_file():
-        with Path(text).open(errors="replace") as file:
-            text = file.read(_MOST_CHARACTERS)
+    elif len(args.text) == 1 and files.exists(Path(text)):
+        text = files.tail(Path(text), _MOST_CHARACTERS)  # the errors are at its end
     if explained := error_texts.explain(text):
         print("\n".join(preformatted(explained)))
         return 0

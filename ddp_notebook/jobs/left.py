@@ -89,7 +89,9 @@ class Found:
     def notes(self) -> tuple[str, ...]:
         """The files that were not read, and why, a line for each reason."""
         notes = []
-        for why, names in list(self.left_out.items())[:50]:
+        # The last reason may be that there are more files than are read.
+        reasons = list(self.left_out.items())
+        for why, names in reasons if len(reasons) <= 50 else [*reasons[:49], reasons[-1]]:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
             notes.append(f"not read: {', '.join(names[:3])}{more}{why}")
         return tuple(notes)
@@ -126,7 +128,6 @@ def found_in(paths: Sequence[Path]) -> Found:
 
 def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
     """Return the files to read, and when each was written; note what is not to be read."""
-    most = MOST_IN_FOLDERS + 1
     for path in paths:
         shown = cut(visible(str(path)), 300)
         try:
@@ -140,14 +141,14 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
         if not stat.S_ISDIR(status.st_mode):
             yield path, status.st_mtime
             continue
-        folders = [path]
+        most, folders = MOST_IN_FOLDERS + 1, [path]
         while folders:
             folder = folders.pop()
             try:
                 with os.scandir(folder) as entries:
                     names = [entry.name for entry in islice(entries, most)]
             except OSError as error:
-                found.leave_out(folder.name, f": {error.strerror or error}")
+                found.leave_out(folder.name or str(folder), f": {error.strerror or error}")
                 continue
             most -= len(names)
             if most <= 0:

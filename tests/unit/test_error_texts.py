@@ -66,5 +66,8 @@ def test_the_command_line_explains_a_text_a_category_a_file_and_what_comes_by_a_
     monkeypatch.setattr("sys.stdin", io.StringIO("0/4 clients joined"))
     assert main(["explain"]) == 0
     assert "Possible causes: missing-rank" in capsys.readouterr().out
+    quoted = f"Watchdog caught collective operation timeout /{'x' * 300}/"
+    assert main(["explain", quoted]) == 0, "too long for the name of a file"
+    assert "straggler" in capsys.readouterr().out
     assert main(["explain", "stragler"]) == 3
     assert "Did you mean straggler" in capsys.readouterr().err
