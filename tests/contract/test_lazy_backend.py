@@ -15,9 +15,10 @@ from lazy import BEGIN, lazily
 from results import last_values, texts
 from support import eventually, stuck
 
-from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
+from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck, UsageMistake
 from ddp_notebook.model import Activity, Category, Status
 from ddp_notebook.session import Session
+from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -85,7 +86,7 @@ def test_a_model_that_trains_so_trains_as_ever(lazy: Session) -> None:
 
 def test_the_wait_for_the_gpu_at_the_end_of_a_cell_can_be_interrupted(lazy: Session) -> None:
     """With the ranks that wait in it shown as such, and their variables kept."""
-    source = "kept = 1\nif rank == 0:\n    dist.all_reduce(torch.ones(4))"
+    source = "kept = [torch.ones(1)]\nif rank == 0:\n    dist.all_reduce(torch.ones(4))"
     lazy.run_cell(source, wait="forever", detach=True)
     rank = lambda: lazy.record.snapshot.ranks[0]  # noqa: E731
     eventually(lambda: "the GPU works" in rank().doing, 10, "rank 0's wait for its GPU")
@@ -100,8 +101,57 @@ def test_the_wait_for_the_gpu_at_the_end_of_a_cell_can_be_interrupted(lazy: Sess
     assert isinstance(refused.error, CellFailed) and refused.error.ranks == (0,)
     assert "collective of an earlier cell" in str(refused.error)
     assert "%ddp_abort" in str(refused.error)
+    with pytest.raises(UsageMistake, match="its GPU is not done with"):
+        lazy.pull("kept")
     lazy.abort()
-    assert last_values(lazy, "kept") == {(0, 1, 2): "1"}
+    assert last_values(lazy, "kept") == {(0, 1, 2): "[tensor([1.])]"}
+
+
+TRAINS = """\
+import lazy, torch.utils.data
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+torch.manual_seed(0)
+layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+model = DDP(torch.nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+scheduler = ReduceLROnPlateau(optimizer)
+data = torch.utils.data.TensorDataset(torch.rand(12, 4))
+sampler = torch.utils.data.DistributedSampler(data)
+for (batch,) in torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler):
+    lazy.compute(0.1)
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    scheduler.step(loss.detach())
+held = {"weights": [torch.ones(3)], "loss": loss.detach()}
+if rank == 0:
+    dist.all_reduce(torch.ones(4))"""
+
+
+def test_nothing_of_ours_reads_a_value_while_the_gpu_works(lazy: Session, tmp_path: Path) -> None:
+    """Not in a training step, not at the end of a run, not when ranks are asked."""
+    found = stuck(lazy, TRAINS)
+    assert [finding.ranks for finding in found.findings] == [(0,)]
+    lazy.why_now()
+    lazy.where(locals=True)
+    assert lazy.variables().sections
+    lazy.evaluate("held")
+    lazy.evaluate("optimizer.state")
+    lazy.status()
+    lazy.save(tmp_path / "run.json")
+    lazy.abort()
+    later = "threading.Timer(0.05, lazy.compute, (1.0,)).start()"
+    assert lazy.run_cell(f"import threading\ninner = model.module\n{later}").error is None
+    lazy.wrap("inner", WrapOptions())
+    read = last_values(lazy, "lazy.readings")
+    assert read == {(0, 1, 2): "[]"}
+    # A reading of ours would be noted.
+    ours = "from ddp_notebook.rank.training import digests"
+    cell = f"{ours}\nlazy.compute(0.5)\ndigests._norm_and_sample(torch.ones(2))"
+    assert lazy.run_cell(cell).error is None
+    [noted] = last_values(lazy, "set(lazy.readings)").values()
+    assert "ddp_notebook.rank.training.digests:" in noted
 
 
 def test_a_script_ends_when_the_gpu_does(ranks3: Session, tmp_path: Path) -> None:
