@@ -30,6 +30,8 @@ class DevicePlan:
     """Per rank: its GPU, as the user or the driver names it; nothing on CPUs."""
     environment: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    shared: bool = False
+    """Ranks share GPUs by NCCL, each as a host of its own."""
 
     @property
     def device(self) -> str:
@@ -41,6 +43,31 @@ class DevicePlan:
         """Return each rank's device for the board: ``cpu``, ``cuda:1 (GPU 3)``."""
         named = [f"{at} (GPU {gpu})" for at, gpu in zip(self.devices, self.gpus, strict=False)]
         return tuple(named) or self.devices
+
+    def of_script(self, rank: int, index: int, count: int) -> dict[str, str]:
+        """Return what `rank` has besides torchrun's variables, as rank `index` of a script's.
+
+        Where ranks share GPUs by NCCL each is a host of its own there too: the first of its ranks,
+        and it sees its GPU alone. So `set_device(LOCAL_RANK)` finds that.
+        """
+        if not self.shared:
+            return {}
+        own = self.environment[rank].items()
+        return {
+            **{name: value for name, value in own if name.startswith("NCCL_")},
+            "CUDA_VISIBLE_DEVICES": self.gpus[rank],
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(index),
+            "GROUP_WORLD_SIZE": str(count),
+        }
+
+    def of_one_process(self) -> dict[str, str]:
+        """Return what a script has that starts its ranks itself: they are of one host to NCCL.
+
+        NCCL lets ranks of one host share a GPU from release 2.30 on; earlier ones refuse it.
+        """
+        return {**_SHARING, "NCCL_MULTI_RANK_GPU_ENABLE": "1"} if self.shared else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +106,14 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def visible_gpus() -> tuple[str, ...]:
+def visible_gpus(known: Sequence[Gpu] | None = None) -> tuple[str, ...]:
     """The GPUs that ranks may use: indices or UUIDs from CUDA_VISIBLE_DEVICES, else all indices.
 
     None where there is no driver, whatever CUDA_VISIBLE_DEVICES says. CUDA ends the list at the
-    first word that names no GPU: ``0,-1,1`` is GPU 0, ``none`` is no GPU.
+    first word that names no GPU: ``0,-1,1`` is GPU 0, ``none`` is no GPU. `known` is what `gpus`
+    gave earlier: to open the driver can take longer than a second.
     """
-    chosen, known = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
+    chosen, known = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus() if known is None else known
     if chosen is None:
         return tuple(gpu.index for gpu in known)
     # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
@@ -160,7 +188,10 @@ def plan_devices(
         # The device of a tensor decides which of the two carries it.
         chosen = "cpu:gloo,cuda:nccl" if backend == "auto" else backend
         use = "share" if distinct < world_size else "use"
-        note = f"{world_size} ranks {use} {have} by NCCL, over sockets: the times mean nothing."
+        note = (
+            f"{world_size} ranks {use} {have} by NCCL, over sockets: the times mean nothing. In a "
+            "script each has LOCAL_RANK 0, as on a host of its own."
+        )
         return _on_gpus(chosen, pool, pins, (note,) if share_gpu else (), apart=share_gpu)
     if backend == "nccl":
         raise UsageMistake(
@@ -250,4 +281,5 @@ def _on_gpus(
         gpus=tuple(pins),
         environment=tuple({**common, **host} for host in hosts),
         notes=notes,
+        shared=apart,
     )

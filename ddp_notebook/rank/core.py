@@ -52,7 +52,7 @@ class RankCore(Watched):
         debugger.watch_lines = self.compiled.watch
         debugger.breakpoints.never_runs = self.compiled.never_runs
         debugger.breakpoints.elsewhere = self.compiled.not_stopped
-        debugger.watch_values = NotFinite(debugger.occurred).watch
+        debugger.watch_values = NotFinite(debugger.occurred, self.main_thread).watch
         debugger.armed.tell = self.observer.limits.lift
         expressions = Expressions(process.rank, debugger, self.answers.variables, self.names)
         self.rescue = Rescue(self.main_thread, self.init_calls, self.sockets, self.resolver)

@@ -68,12 +68,17 @@ def sleep_in_waits() -> None:
 def is_readable(tensor: torch.Tensor) -> bool:
     """Return whether the values of `tensor` can be read without waiting for what was issued before.
 
-    Always true of a CPU's. From any thread.
+    Always true of a CPU's; never while a CUDA graph is captured, which a question would void. From
+    any thread.
     """
     if not tensor.is_cuda:
         return True
+    if torch_private.is_capturing():
+        return False
     try:
-        return bool(torch.cuda.default_stream(tensor.device).query())
+        # It is read on the current stream, which the user may have set; most work is on the other.
+        streams = torch.cuda.current_stream(tensor.device), torch.cuda.default_stream(tensor.device)
+        return all(stream.query() for stream in streams)
     except RuntimeError:  # the process can use its GPU no more, as after a device-side assert
         return False
 

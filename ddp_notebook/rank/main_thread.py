@@ -63,10 +63,13 @@ class MainThread(Component):
             raise Aborted("aborted (%ddp_abort)")
 
     def awaits_gpu(self, on: bool) -> None:
-        """Note that what ran has ended in Python, and its GPU has work left; not `on`: no more.
+        """Note that the main thread waits in code of ours until its GPU is done; not `on`: no more.
 
-        Raises Aborted where it was aborted meanwhile: what the GPU has computed is of no use.
+        Raises Aborted where it was aborted meanwhile: what the GPU has computed is of no use. Does
+        nothing in another thread.
         """
+        if threading.current_thread() is not threading.main_thread():
+            return
         self.gpu_works = on
         self.doing = "the GPU works on what was issued" if on else ""
         if not on and self.abort.is_set():

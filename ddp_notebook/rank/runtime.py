@@ -46,7 +46,7 @@ class RankRuntime:
         names = GlobalNames(lambda: shell.user_ns, getattr(shell, "user_ns_hidden", {}))
         self.core = core = RankCore(process, names, self._show)
         user_code = core.user_code
-        construction = DDPConstruction(events)
+        construction = DDPConstruction(events, core.main_thread)
         bench = CollectivesBench(events, core.observer)
         steps_bench = StepsBench(events, core.observer, core.hooks)
         self.shell = RankShell(shell, forwarder, user_code, core.debugger)

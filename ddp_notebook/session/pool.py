@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
 from ddp_notebook.launch.client import ForkServerClient, can_fork
-from ddp_notebook.launch.devices import DevicePlan, plan_devices, torch_is_for_gpus, visible_gpus
+from ddp_notebook.launch.devices import (
+    DevicePlan,
+    Gpu,
+    gpus,
+    plan_devices,
+    torch_is_for_gpus,
+    visible_gpus,
+)
 from ddp_notebook.launch.session_folder import sweep_stale_folders
 from ddp_notebook.session.interrupts import noted
 
@@ -35,7 +42,7 @@ class RankPool:
         self._record = record
         self.before_close: Callable[[str], None] = lambda reason: None
         """Called with the reason before processes end, so that waiters can return."""
-        self._gpus: tuple[str, ...] | None = None
+        self._gpus: tuple[Gpu, ...] | None = None
         self._lock = threading.Lock()
         self._begun: object = None
         """Stands for the present processes: a loss of earlier ones, known late, is no one's."""
@@ -67,7 +74,7 @@ class RankPool:
                     raise
                 return  # Python is ending: nothing can be imported any more, nor is it needed
             sweep_stale_folders()  # of sessions whose notebook and fork server were both killed
-            self._gpus = visible_gpus()
+            self._gpus = gpus()
 
         if can_fork():
             self.warm_fork_server("fork")
@@ -91,13 +98,12 @@ class RankPool:
 
     def plan(self, options: InitOptions) -> DevicePlan:
         """Plan which rank gets which device. Raises UsageMistake when there are too few."""
-        available = self._gpus if self._gpus is not None else visible_gpus()
         return plan_devices(
             options.world_size,
             options.device,
             options.backend,
             options.gpus,
-            available,
+            visible_gpus(self._gpus),
             share_gpu=options.share_gpu,
             for_gpus=torch_is_for_gpus(),
         )

@@ -14,6 +14,7 @@ from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck, UsageMistake
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.devices import plan_devices
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
@@ -171,6 +172,21 @@ def test_a_script_imports_nothing_from_the_notebooks_folder_as_under_torchrun(
     result = ranks2.run_script("scripts/train.py")
     shown = [item.text for group in result.tracebacks for item in group.items]
     assert "No module named 'beside_the_notebook'" in "".join(shown)
+
+
+def test_ranks_of_a_script_that_share_a_gpu_by_nccl_are_hosts_of_their_own(
+    ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is one for a GPU, and the ranks of this machine without one run the script."""
+    plan = plan_devices(2, "auto", "auto", (), ("0",), share_gpu=True)
+    monkeypatch.setattr(ranks2.pool.need("this test"), "devices", plan)
+    names = ("NCCL_HOSTID", "LOCAL_RANK", "NCCL_NET", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
+    script = tmp_path / "told.py"
+    script.write_text(f"import os\ntold = [os.environ.get(name) for name in {names}]\n")
+    ranks2.run_script(str(script)).raise_for_error()
+    assert told(ranks2) == {r: [f"ddp-rank-{r}", "0", "Socket", "0", "2"] for r in (0, 1)}
+    ranks2.run_script(str(script), as_python=True).raise_for_error()
+    assert told(ranks2) == {0: [None, None, "Socket", "0", None]}
 
 
 def test_a_module_runs_by_its_name_as_torchrun_m_does(

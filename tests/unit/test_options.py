@@ -74,6 +74,19 @@ def test_ranks_share_a_gpu_by_nccl_each_as_a_host_of_its_own() -> None:
     assert plan(2, available=("0",), backend="nccl", share_gpu=True).backend == "nccl"
 
 
+def test_a_scripts_ranks_that_share_a_gpu_are_each_the_only_one_of_a_host() -> None:
+    chosen = plan(2, available=("0",), share_gpu=True)
+    own = [chosen.of_script(rank, index, 2) for index, rank in enumerate((0, 1))]
+    assert [each["NCCL_HOSTID"] for each in own] == ["ddp-rank-0", "ddp-rank-1"]
+    assert {each["LOCAL_RANK"] for each in own} == {"0"}, "the only GPU that it sees"
+    assert [each["GROUP_RANK"] for each in own] == ["0", "1"]
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in own[0], "as torchrun has it"
+    starts = chosen.of_one_process()
+    assert starts["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_HOSTID" not in starts
+    apart = plan(2, available=("0", "1"))
+    assert apart.of_script(0, 0, 2) == apart.of_one_process() == {}
+
+
 def test_where_torch_was_built_without_cuda_gpus_are_of_no_use() -> None:
     chosen = plan(available=("0", "1"), for_gpus=False)
     assert chosen.device == "cpu"

@@ -88,6 +88,11 @@ def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
     return f"{seen.culprit.type} steps with learning rate {which}: replicas drift apart{at}"
 
 
+def _other_rates(seen: Compared[OptimizerFacts]) -> bool:
+    """True where ranks have different learning rates, and each can be read: no GPU works on one."""
+    return differs(seen) and not any(None in rates for rates in seen.values.values())
+
+
 def _rates(optimizer: OptimizerFacts) -> str:
     return ", ".join("?" if lr is None else f"{lr:g}" for lr in optimizer.lrs)
 
@@ -120,7 +125,7 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
             "that reads a metric needs the same metric (all_reduce it)."
         ),
         evidence=_rates_shown,
-        is_wrong=differs,
+        is_wrong=_other_rates,
         whose=lambda seen: (
             outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
             if _read_other_metrics(seen.by_rank)

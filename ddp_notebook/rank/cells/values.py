@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.calls import PickledValue, VariableToSend
+
+_WORKS = (
+    "its GPU is not done with what was issued before, and to read a value would wait for that. If "
+    "it hangs, %ddp_abort gets the rank back"
+)
 
 
 def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
@@ -28,6 +34,8 @@ def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
 
 def _sendable(value: Any, keep_tensors: bool) -> Any:
     if isinstance(value, torch.Tensor):
+        if not gpu.is_readable(value):
+            raise gpu.StillWorking(_WORKS)
         tensor = value.detach().cpu()
         if keep_tensors:
             return tensor
@@ -36,4 +44,6 @@ def _sendable(value: Any, keep_tensors: bool) -> Any:
         return {key: _sendable(each, keep_tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_sendable(each, keep_tensors) for each in value)
+    if gpu.is_working() and type(value) not in (int, float, bool, str, bytes, type(None)):
+        raise gpu.StillWorking(_WORKS)  # it may hold tensors, which are pickled with it
     return value

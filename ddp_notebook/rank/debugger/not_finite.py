@@ -14,6 +14,9 @@ from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ddp_notebook.rank import gpu, torch_private
+from ddp_notebook.rank.main_thread import MainThread
+
 Found = Callable[[str, FrameType, str], None]
 """Called in the thread that computed it: with "nan", its frame, and what is not finite."""
 
@@ -21,14 +24,15 @@ Found = Callable[[str, FrameType, str], None]
 class NotFinite:
     """Looks at what `backward()` begins with, and at gradients before an optimizer's step.
 
-    Nothing of it is there unless it is wanted. On a GPU each look waits for what the GPU is at.
+    Nothing of it is there unless it is wanted. On a GPU each look first waits until that is done.
     A GradScaler tries scales that are too large, and skips those steps: that is no finding. So
     the loss is looked at as it was before it was scaled, and gradients in the steps that count,
     and where the scale is 1 or less: then it is not the scale that makes them overflow.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, main_thread: MainThread) -> None:
         self._found = found
+        self._main_thread = main_thread
         self._is_on = False
         self._undo = contextlib.ExitStack()
         """Gives torch its own functions back."""
@@ -66,7 +70,11 @@ class NotFinite:
         self._undo.callback(undo)
 
     def _looks(self) -> bool:
-        return self._is_on and not torch.compiler.is_compiling()
+        """Return whether to look, once what the GPU was given before is done."""
+        if not self._is_on or torch.compiler.is_compiling() or torch_private.is_capturing():
+            return False
+        gpu.await_work(self._main_thread.awaits_gpu)
+        return True
 
     def _remembering(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)

@@ -23,7 +23,7 @@ from ddp_notebook.model import (
     StagePaused,
     StageStarted,
 )
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.collectives.time_limits import wait_long
 from ddp_notebook.rank.component import Lifecycle
@@ -227,6 +227,7 @@ class BringUp:
         self._watched.main_thread.waiting_in = "collective"
         value = torch.full((1024,), float(dist.get_rank() + 1), device=self.plan.device)
         dist.all_reduce(value)
+        gpu.await_work(self._watched.main_thread.awaits_gpu)
         expected = self.world_size * (self.world_size + 1) / 2
         if not bool((value == expected).all()):
             raise StageError(

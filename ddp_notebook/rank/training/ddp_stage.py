@@ -12,8 +12,9 @@ from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.model.ddp import BucketPlan, RankFailure, Reduction, Synced, WrapStage
-from ddp_notebook.rank import calls
+from ddp_notebook.rank import calls, gpu
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.training import ddp
 
 _Answer = TypeVar("_Answer")
@@ -22,8 +23,9 @@ _Answer = TypeVar("_Answer")
 class DDPConstruction:
     """The stages on this rank. Failures are answers, too, since the session waits for one."""
 
-    def __init__(self, events: EventSender) -> None:
+    def __init__(self, events: EventSender, main_thread: MainThread) -> None:
         self._events = events
+        self._main_thread = main_thread
         self._made: dict[str, DistributedDataParallel] = {}
         """Constructed and not yet assigned to the user's variable: on all ranks or on none."""
 
@@ -43,7 +45,7 @@ class DDPConstruction:
         def work() -> calls.Compared:
             module = _module(request.name)
             tensors = _tensors(module) if request.hashed else []
-            hashes = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            hashes = self._hashes(tensors)
             return calls.Compared(ddp.contents(module), hashes)
 
         return self._in_stage(WrapStage.PARAMETERS_VERIFIED, work)
@@ -63,9 +65,9 @@ class DDPConstruction:
         def work() -> Synced:
             module = _module(request.name)
             tensors = _tensors(module)
-            before = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            before = self._hashes(tensors)
             ddp.sync(module)
-            after = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            after = self._hashes(tensors)
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             return Synced(before, after, size)
 
@@ -98,6 +100,10 @@ class DDPConstruction:
     def reduction(self, request: calls.ModelName) -> Reduction:
         """Read from a DDP object how it reduced its last steps."""
         return ddp.reduction(_module(request.name))
+
+    def _hashes(self, tensors: list[torch.Tensor]) -> tuple[str, ...]:
+        gpu.await_work(self._main_thread.awaits_gpu)
+        return tuple(ddp.hash_of(tensor) for tensor in tensors)
 
     # -- around a stage ----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
@@ -232,6 +232,8 @@ def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor) and not gpu.is_readable(value):
+        return None
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     return None

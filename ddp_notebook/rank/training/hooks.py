@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.component import Component, Run
@@ -65,7 +65,7 @@ class TrainingHooks(Component):
         patch(DataLoader, "__iter__", _of_first(samplers.loaded))
         patch(torch.nn.Module, "load_state_dict", _of_first(tracker.module_loads))
         patch(torch.optim.Optimizer, "load_state_dict", _of_first(tracker.optimizer_loads))
-        patch(ReduceLROnPlateau, "step", self._plateau_steps)
+        patch(ReduceLROnPlateau, "step", self._plateau_steps, self._plateau_stepped)
         iterator = torch_private.loader_iterator()
         if iterator is not None:
             mark = self.marks.mark
@@ -265,10 +265,14 @@ class TrainingHooks(Component):
                 replica.moments.stepped(self.samplers.iterations)
             self.marks.mark(step_marks.STEPPED)
 
-    def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
-        metric: Any = args[1] if len(args) > 1 else named.get("metrics")
-        with contextlib.suppress(TypeError, ValueError):
-            self.tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
+    def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> Any:
+        return args[1] if len(args) > 1 else named.get("metrics")
+
+    def _plateau_stepped(self, done: bool, metric: Any, scheduler: Any) -> None:
+        # After torch has read it, which waits for a GPU.
+        if done and not (isinstance(metric, torch.Tensor) and not gpu.is_readable(metric)):
+            with contextlib.suppress(TypeError, ValueError):
+                self.tracker.metric(scheduler.optimizer, float(metric))
 
 
 def _of_first(tell: Callable[[Any], None]) -> Callable[..., None]:

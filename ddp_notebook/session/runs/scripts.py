@@ -177,6 +177,7 @@ def _environments(
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
         common = processes.environment(tuple(range(processes.options.world_size)))
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
+        common |= processes.devices.of_one_process()
         made = {r: _environment({}, {**common, **what.settings.get(r, {})}) for r in ranks}
         return made, LaunchParameters(script=True)
     host = processes.options.master_addr
@@ -195,6 +196,7 @@ def _environments(
             {
                 **torchrun_variables(index, count, address, agent_store=agent),
                 **torchrun_agents_variables(index, count),
+                **({} if what.as_gpus else processes.devices.of_script(rank, index, count)),
                 **what.settings.get(rank, {}),
             },
         )

@@ -1,0 +1,158 @@
+"""What stands for NCCL and a GPU in a rank: collectives return at once, and end later.
+
+There is no GPU here. The works are gloo's: `wait` only queues them, and the GPU works while one of
+them is not done. Who reads a tensor waits for that in C, as in NVIDIA's driver. To our own code all
+tensors lie on the GPU, and `readings` has the places where it reads one while the GPU works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_notebook.session import Session
+
+BEGIN = (
+    f"__import__('sys').path.insert(0, {str(Path(__file__).parent)!r})\n"
+    "__import__('lazy').begin()\n"
+    "__import__('sys').path.pop(0)\n"
+)
+"""Has the rank that runs it be such a one; also at the head of a script, in a group."""
+_READ_BY_A_METHOD = ("item", "tolist", "cpu", "numpy")
+_READ_BY_PYTHON = ("__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
+
+stream: list[Any] = []
+"""The works that the GPU was given."""
+readings: list[str] = []
+
+
+@contextlib.contextmanager
+def lazily(session: Session) -> Iterator[Session]:
+    """Have the ranks of `session` be such ones, also those that an abort or a restart makes."""
+    plain = {name: getattr(session, name) for name in ("abort", "restart")}
+
+    def followed(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            result = plain[name](*args, **named)
+            if session.record.snapshot.ready:
+                session.run_cell(BEGIN).raise_for_error()
+            return result
+
+        return call
+
+    session.run_cell(BEGIN).raise_for_error()
+    for name in plain:
+        setattr(session, name, followed(name))
+    try:
+        yield session
+    finally:
+        for name, method in plain.items():
+            setattr(session, name, method)
+        session.restart()
+
+
+def is_working() -> bool:
+    """Return whether the GPU has work left."""
+    return not all(work.is_completed() for work in tuple(stream))
+
+
+class _Kernel:
+    """Work of so many seconds, from when it is issued."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_s = time.monotonic() + seconds
+
+    def is_completed(self) -> bool:
+        return time.monotonic() >= self._ends_s
+
+
+def compute(seconds: float) -> None:
+    """Give the GPU work of so many seconds."""
+    stream.append(_Kernel(seconds))
+
+
+def begin() -> None:
+    """Begin, once in a process."""
+    import torch
+    import torch.distributed as dist
+
+    from ddp_notebook.rank import gpu
+    from ddp_notebook.rank.collectives.time_limits import Group
+
+    if dist.Work.wait is _wait:
+        return
+    dist.Work.wait = _wait  # type: ignore[method-assign]
+    gpu.in_use = lambda: True
+    gpu.is_working = is_working
+    gpu.is_readable = lambda tensor: not is_working()
+    Group.waits = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
+    kind: Any = torch.Tensor
+    on_gpu = {"is_cuda": True, "is_cpu": False, "device": torch.device("cuda:0")}
+    for name, value in on_gpu.items():
+        setattr(kind, name, _to_us(getattr(kind, name), value))
+    for name in _READ_BY_A_METHOD:
+        setattr(kind, name, _waiting_method(getattr(kind, name)))
+    for name in _READ_BY_PYTHON:
+        setattr(kind, name, _waiting(getattr(kind, name)))
+    torch.equal = _waiting(torch.equal)
+
+
+def _wait(work: Any, timeout: Any = None) -> bool:
+    stream.append(work)
+    return True
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("ddp_notebook.")
+
+
+def _to_us(attribute: Any, value: Any) -> property:
+    """What our code sees as `value`, and all other code as it is."""
+
+    def get(tensor: Any) -> Any:
+        return value if _is_ours(sys._getframe(1)) else attribute.__get__(tensor)
+
+    return property(get)
+
+
+def _waiting_method(method: Any) -> property:
+    """A method that is looked up on the tensor: so no frame of Python's is there while it waits."""
+    return property(lambda tensor: _once_done(method.__get__(tensor), sys._getframe(1)))
+
+
+def _waiting(function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        item = _once_done(lambda: function(*args), sys._getframe(1))
+        return item()
+
+    return call
+
+
+def _once_done(read: Callable[..., Any], caller: FrameType) -> Callable[..., Any]:
+    """What reads a value when it is called, in C if the GPU works."""
+    from ddp_notebook.rank.training.inputs import random_state
+
+    if not is_working():
+        return read
+    if caller.f_code is random_state.__code__:  # of the CPU's generator
+        return read
+    if _is_ours(caller):
+        readings.append(f"{caller.f_globals['__name__']}:{caller.f_lineno}")
+        return read
+    values: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def when_done() -> None:
+        while is_working():
+            threading.Event().wait(0.01)
+        values.put(read())
+
+    threading.Thread(target=when_done, daemon=True).start()
+    return values.get
