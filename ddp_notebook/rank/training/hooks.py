@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ddp_notebook import model
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
@@ -29,10 +30,14 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.held import Held
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.patching import ModuleHook, Patches
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Replica, Tracker
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.training.ledger import StepLedger
 
 _IN_A_CHILD = "a forked child"
 
@@ -51,6 +56,9 @@ class TrainingHooks(Component):
 
     def __post_init__(self) -> None:
         self._patches = Patches(self._off, self.tracker.disable)
+        self._step_ledger: StepLedger | None = None
+        self.ledger: model.RankLedger | None = None
+        """The ledger of the last run; None unless it was asked for."""
 
     def attach(self) -> None:
         """Count everything from now on."""
@@ -104,7 +112,9 @@ class TrainingHooks(Component):
         os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
-        """End an evaluation that the run ended with."""
+        """End an evaluation that the run ended with, and the ledger."""
+        if self._step_ledger is not None:
+            self.ledger, self._step_ledger = self._step_ledger.end(), None
         self._patches.contained(self.tracker.split.take_out)()
         for replica in self.tracker.replicas.values():
             self._patches.contained(replica.moments.backward)()
@@ -114,6 +124,12 @@ class TrainingHooks(Component):
         for component in (self.tracker, self.marks, self.samplers):
             self._patches.contained(component.begin)()
         self.observer.backwards = 0
+        self.ledger = None
+        if run.ledger:
+            from ddp_notebook.rank.training.ledger import StepLedger  # loaded only if asked for
+
+            rank, held = self.summary.process.rank, Held(self.summary.names)
+            self._step_ledger = StepLedger(self.tracker, held, rank, run.number, run.ledger)
 
     def trained(self) -> bool:
         """True if ranks can be compared: a model was trained or used, or a handle is left open."""
