@@ -16,7 +16,7 @@ _COLUMNS = (
     Column("the optimizer used", fills=True, breaks=True, narrowest=16),
     Column("held by", widest=14),
     Column("changed", widest=9),
-    Column("ranks afterwards", widest=16),
+    Column("across ranks", widest=14),
 )
 
 

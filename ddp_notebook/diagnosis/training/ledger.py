@@ -48,8 +48,13 @@ def ledger(of: Mapping[int, RankLedger], asked: int = LAST_STEP) -> Ledger:
     for rank, each in of.items():
         for parameter in each.parameters:
             found.setdefault((parameter.name, parameter.shape), {})[rank] = parameter
-    idle = [name for (name, _), by in found.items() if all(map(_is_idle, by.values()))]
-    trained = {key: by for key, by in found.items() if key[0] not in idle}
+    idle = {name: None for (name, _), by in found.items() if all(map(_is_idle, by.values()))}
+    # A rank that has it and does nothing with it, as in a pipeline, is none of those compared.
+    trained = {
+        key: {rank: e for rank, e in by.items() if e.within or not _is_idle(e)}
+        for key, by in found.items()
+        if key[0] not in idle
+    }
     wrapped = any(each.within for by in trained.values() for each in by.values())
     # Large ones first: the factor of one with many values is tried on those that have few.
     mixes, facts = _Mixes(), {}
@@ -68,12 +73,12 @@ def ledger(of: Mapping[int, RankLedger], asked: int = LAST_STEP) -> Ledger:
         for ranks, said in by_value({rank: each.notes for rank, each in of.items()})
         if said
     ]
-    if idle:
-        few = ", ".join(idle[:3]) + ", ..." * (len(idle) > 3)
-        notes.append(
-            f"left out, without a gradient or an optimizer: {counted(len(idle), 'parameter')} "
-            f"({few})"
-        )
+    # A model none of whose parameters is trained is a copy, a teacher, or an earlier cell's.
+    models = {name.partition(".")[0] for name, _ in trained}
+    if beside := [name for name in idle if name.partition(".")[0] in models]:
+        few = ", ".join(beside[:3]) + ", ..." * (len(beside) > 3)
+        left = counted(len(beside), "parameter")
+        notes.append(f"left out, without a gradient or an optimizer: {left} ({few})")
     return Ledger(
         _title(trained.values(), tuple(of), asked),
         tuple(sorted(rows, key=lambda row: -row.weight)),
@@ -86,17 +91,13 @@ def _is_idle(parameter: SteppedParameter) -> bool:
 
 
 def _title(trained: Iterable[By], ranks: Sequence[int], asked: int) -> str:
-    steps = {(e.optimizer, e.steps) for by in trained for e in by.values() if e.steps}
-    if not steps:
+    newest = max((each.steps for by in trained for each in by.values()), default=0)
+    if not newest:
         return f"No training step was seen on {name_ranks(ranks)}"
-    named = " and ".join(f"step {number} of {kind}" for kind, number in sorted(steps))
-    newest = max(number for _, number in steps)
-    which = ""
-    if asked == LAST_STEP:
-        which = ", the last one"
-    elif newest < asked:
-        which = f", the last one: there was no step {asked}"
-    return f"Training {named}{which}, on {name_ranks(ranks)}"
+    if asked == newest:
+        return f"Training step {asked} on {name_ranks(ranks)}"
+    none = f" (there was no step {asked})" if asked != LAST_STEP else ""
+    return f"The last training step on {name_ranks(ranks)}, number {newest}{none}"
 
 
 def _facts(by: By, mixes: _Mixes, *, wrapped: bool) -> tuple[_Fact, ...]:
@@ -127,7 +128,7 @@ def _own(by: By) -> _Fact:
     many = f", {first.backwards} backwards" if first.backwards > 1 else ""
     stale = max(each.earlier for each in by.values())
     if stale and first.steps:
-        return _Fact(f"with {stale} backwards of earlier steps", 2)
+        return _Fact(f"with {counted(stale, 'backward')} of earlier steps", 2)
     if len(have) < len(by):
         lack = [rank for rank in by if rank not in have]
         return _Fact(f"none on {name_ranks(lack)}{many}", 1)
@@ -160,11 +161,11 @@ def _changed(by: By) -> _Fact:
     }
     if not seen or not any(each.steps for each in by.values()):
         return _Fact("yes" if any(seen.values()) else "no" if seen else "")
-    # A shard may have no gradient but zeros.
+    # A shard may have no gradient but zeros; a tiny one is lost in rounding.
     unlike = any(
-        not seen[rank] and each.lr != 0 and each.read is not None and each.read.size
+        each.read.size * (1 if each.lr is None else each.lr) > 1e-6 * each.before.size
         for rank, each in by.items()
-        if rank in seen
+        if each.read is not None and each.before is not None and not seen.get(rank, True)
     )
     return _Fact(_said({r: "yes" if each else "no" for r, each in seen.items()}), 2 * unlike)
 
@@ -196,7 +197,7 @@ def _alike(read: Mapping[int, Reading]) -> list[list[int]]:
 
 # -- how the gradient that was used comes of the ranks' own ------------------------------
 
-_MEAN, _OWN, _OTHER = "mean", "own", "other"
+_MEAN, _OWN, _EQUAL, _OTHER = "mean", "own", "equal", "other"
 
 
 class _Mix(NamedTuple):
@@ -215,9 +216,12 @@ class _Mix(NamedTuple):
         """It in words."""
         if self.kind == _OTHER:
             return _Fact(self.text, 2)
+        if self.kind == _EQUAL:
+            return _Fact("the ranks' own, equal on all")
         times = "" if _is_near(self.factor, 1) else f" x {self.factor:.3g}"
         if self.kind == _OWN:  # where all have the same, it is their mean
-            return _Fact(f"{whose} own{times}", 5 if self.ranks > 1 else 1)
+            own = f"{whose} own{times}"
+            return _Fact(f"{own}, not averaged", 5) if self.ranks > 1 else _Fact(f"its own{times}")
         if self.ranks > 1 and _is_near(self.factor, self.ranks):
             return _Fact(f"sum of {self.ranks} ranks", 2)
         return _Fact(f"mean of {self.ranks} ranks{times}")
@@ -241,20 +245,17 @@ class _Mixes:
         if not any(each.size for each in read.values()):
             own = any(any(each.own or ()) for each in by.values())
             return _Fact("zeros", 2 if own else 1)
+        if len({each.steps for each in by.values()}) > 1:
+            return _Fact("ranks are at different steps", 5)
         kept = [rank for rank, each in by.items() if each.unreduced]
         if kept:
             return _Fact(f"a part is not reduced on {name_ranks(kept)}", 5)
         mixes = {rank: mix for rank in used if (mix := self._mix(rank, by)) is not None}
         sharded = any(each.sharded for each in by.values())
         apart = len(by) > 1 and (len(read) < len(by) or (not sharded and len(_alike(read)) > 1))
-        owns = {each.own for each in by.values()}
         first = next(iter(mixes.values()), _Mix(_OTHER, text="unlike any mix of the ranks' own"))
         if all(mix.is_like(first) for mix in mixes.values()) and len(read) == len(by):
             text, weight = first.fact()
-            if len(owns) == 1 and len(by) > 1 and text.startswith("mean"):
-                text = text.replace(
-                    f"mean of {first.ranks} ranks", "the ranks' own, which are equal"
-                )
             return _Fact(text, 5 if apart else weight)
         texts = {rank: mix.fact("its").text for rank, mix in mixes.items()}
         texts |= {rank: "none" for rank in by if rank not in read}
@@ -276,6 +277,8 @@ class _Mixes:
         count = len(columns)
         mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
         alone = columns.get(rank)
+        if alone == mean and count > 1 and _fits(target, alone):
+            return _Mix(_EQUAL)
         if count > 1 and (factor := self._factor(target, mean, (1, count))) is not None:
             return _Mix(_MEAN, factor, count)
         if alone and (factor := self._factor(target, alone, (1, 1 / count))) is not None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class StepLedger:
         self._notes: dict[str, None] = {}
         self._known: object = None
         """What was there when parameters were looked for; None: look again."""
+        self._in_step: Optimizer | None = None
         self._over = False
         patches = Patches(lambda: self._over or torch.compiler.is_compiling(), self._failed)
         self._contained = patches.contained
@@ -85,6 +87,7 @@ class StepLedger:
     # -- what the run does -----------------------------------------------------------------
 
     def _backward_begins(self) -> None:
+        self._in_step = None  # of a step that failed
         made = self._tracker.made, len(self._steps)
         if made != self._known:
             self._known = made
@@ -93,19 +96,24 @@ class StepLedger:
             each.hook(self._contained)
 
     def _step_begins(self, optimizer: Optimizer, _args: Any, _named: Any) -> None:
+        if self._in_step is not None and self._in_step is not optimizer:
+            return  # one inside another, as ZeroRedundancyOptimizer has: the outer one counts
         number = self._steps.get(optimizer, 0) + 1
         self._steps[optimizer] = number
         if self._over or number > self._until:
             return
+        self._in_step = optimizer
         # The optimizer's own hooks run behind this one, and may average gradients: the gradient is
         # read in one of these, which comes last.
         use = self._contained(lambda *_call: self._uses(optimizer, number))
         self._handles.append(optimizer.register_step_pre_hook(use))
 
     def _uses(self, optimizer: Optimizer, number: int) -> None:
-        for name, tensor, group in _held_by(optimizer):
-            if tensor.requires_grad and id(tensor) not in self._watched:
-                self._watch(name, tensor)
+        held = [each for each in _held_by(optimizer) if each[1].requires_grad]
+        if any(id(tensor) not in self._watched for _, tensor, _ in held):
+            self._look_for_parameters()
+        for name, tensor, group in held:
+            self._watch(name, tensor)
             if each := self._watched.get(id(tensor)):
                 each.held_by(optimizer, number, group.get("lr"))
         for each in self._watched.values():
@@ -113,8 +121,9 @@ class StepLedger:
                 each.read_before()
 
     def _step_ends(self, optimizer: Optimizer, args: Any, named: Any) -> None:
-        if self._over or self._steps[optimizer] > self._until:
+        if self._over or self._in_step is not optimizer:
             return
+        self._in_step = None
         self._handles.pop().remove()
         # With a closure the gradients are computed within the step.
         closure = len(args) > 1 or named.get("closure") is not None
@@ -162,6 +171,9 @@ class StepLedger:
         if placements:
             within, group = "FSDP2" if unit is not None else "DTensor", mesh
         sharded = any(placement.startswith("Shard") for placement in placements)
+        taken = {each.name for each in self._watched.values()}
+        if name in taken:  # by one that was replaced since, or of another model without a variable
+            name = next(new for at in count(2) if (new := f"{name} ({at})") not in taken)
         facts = SteppedParameter(name, tuple(tensor.shape), within, group, sharded)
         self._watched[id(tensor)] = _Watched(tensor, facts, unit)
 
@@ -187,6 +199,11 @@ class _Watched:
         self._unit = unit
         self._hooked: Any = None
         self._backwards = self._earlier = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in the ledger."""
+        return self._known.name
 
     def hook(self, contained: Any) -> None:
         """Put a hook where its gradients arrive, unless there is one."""
