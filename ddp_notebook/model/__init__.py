@@ -56,7 +56,7 @@ _FILES = {
         "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "
         "StagePaused StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
-    "ledger": "LAST_STEP Ledger LedgerRow RankLedger Reading Sample SteppedParameter",
+    "ledger": "LAST_STEP LEDGER_COLUMNS Ledger LedgerRow RankLedger SteppedParameter",
     "ranks": (
         "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
         "parse_ranks said_by them verb without_ports"

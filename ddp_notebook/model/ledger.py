@@ -6,65 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.model import codec
 from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.training import TensorDigest
 
 LAST_STEP = 10**9
 """In place of the number of a training step: the last one."""
-Sample = tuple[float | None, ...]
-"""The values of a tensor at places that are the same on all ranks; None where a rank has no part
-of it."""
+LEDGER_COLUMNS = ("in", "own_gradients", "optimizer_used", "held_by", "changed", "across_ranks")
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A tensor in a few bytes: a hash of a sample, the sum of all values, and of their absolutes.
-
-    The sums are in float64.
-    """
-
-    hash: str
-    total: float
-    size: float
-
-    def equals(self, other: Reading) -> bool:
-        """Return whether both are of the same values; sums may have been added in another order."""
-        return self.hash == other.hash and not (
-            abs(self.total - other.total) > 1e-11 * max(self.size, other.size)
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SteppedParameter:
-    """One parameter in one step of the optimizer that holds it, as one rank saw it.
+    """One parameter in one training step, as one rank saw it; the rank fills it in meanwhile.
 
-    `within` is what reduces its gradient: DDP, FSDP2, FSDP, DTensor, "" for none of them; `group`
-    the ranks among which that happens, none where unknown. `sharded`: ranks have parts of it.
+    `own` and `used` are gradients: the sum of what this rank's backwards brought, before anything
+    reduced it, and what the optimizer used. Each has a few values, at places of the whole tensor
+    that are the same on all ranks; None there for values that other ranks have.
     """
 
     name: str
     shape: tuple[int, ...]
     within: str = ""
+    """What reduces its gradient: DDP, FSDP2, DTensor; "" for none of them."""
     group: Ranks = ()
+    """The ranks among which that happens; none where unknown."""
     sharded: bool = False
-    own: Sample | None = None
-    """The sum of what this rank's backwards brought, before anything reduced it; None for none."""
+    """Ranks have parts of it."""
+    own: tuple[float | None, ...] | None = None
     backwards: int = 0
-    """The number of backwards since the step before."""
+    """So many backwards since the step before brought it a gradient."""
     earlier: int = 0
-    """Backwards before that step, whose gradients were never set to zero."""
-    used: Sample | None = None
-    """The gradient with which the optimizer made its step."""
-    read: Reading | None = None
-    """The same, to be compared."""
-    unreduced: bool = False
-    """FSDP2 keeps gradients of it that were not reduced before the step."""
+    """And so many before that step, whose gradients were never set to zero."""
+    used: tuple[float | None, ...] | None = None
+    used_digest: TensorDigest | None = None
     optimizer: str = ""
     steps: int = 0
-    """The number of the step, as that optimizer counts; 0 if it made none."""
-    lr: float | None = None
-    before: Reading | None = None
-    after: Reading | None = None
+    """The number of its optimizer's step; 0 if none made one."""
+    lr: float = 0.0
+    before: TensorDigest | None = None
+    after: TensorDigest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +58,13 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Parameters of which the same is to be said, in a few words for each column.
+    """Parameters of which the same is to be said, in a few words for each of `LEDGER_COLUMNS`.
 
-    `weight` is how much a row is worth a look: those of 2 and more are marked.
+    `weight` is how much that is worth a look: from 2 on the row is marked.
     """
 
     parameters: tuple[str, ...]
-    within: str
-    own: str
-    used: str
-    optimizer: str
-    changed: str
-    after: str
+    facts: tuple[str, ...]
     weight: int = 0
 
     @property
@@ -109,5 +83,9 @@ class Ledger:
 
     def to_json(self) -> Mapping[str, Any]:
         """Its content, for `json.dumps`."""
-        rows = [{**codec.encode(row), "marked": row.marked} for row in self.rows]
-        return {"title": self.title, "rows": rows, "notes": list(self.notes)}
+        rows = [
+            {"marked": row.marked, "parameters": row.parameters}
+            | dict(zip(LEDGER_COLUMNS, row.facts, strict=True))
+            for row in self.rows
+        ]
+        return {"title": self.title, "rows": rows, "notes": self.notes}

@@ -7,6 +7,7 @@ release changes it, nothing is known of sharded modules.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -274,15 +275,19 @@ def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]
     return (), (), (), ()
 
 
-def offset_of(tensor: Any) -> tuple[int, ...]:
-    """Where in the whole of a DTensor this rank's part begins, by dimension; () for others."""
-    utils = sys.modules.get("torch.distributed.tensor._utils")
+def start_of(tensor: Any) -> int:
+    """Where in all values of a DTensor this rank's part begins, behind them if that is not one
+    piece; 0 of another tensor."""
+    whole, placements = tuple(map(int, tensor.shape)), getattr(tensor, "placements", ())
+    if not is_placed(tensor) or not whole:
+        return 0
     with contextlib.suppress(*_CHANGED):
-        if utils is not None and is_placed(tensor):
-            whole, mesh, placements = tensor.shape, tensor.device_mesh, tensor.placements
-            found = utils.compute_local_shape_and_global_offset(whole, mesh, placements)
-            return tuple(map(int, found[1]))
-    return ()
+        utils = sys.modules["torch.distributed.tensor._utils"]
+        find = utils.compute_local_shape_and_global_offset
+        size, offset = find(whole, tensor.device_mesh, placements)
+        if size[1:] == whole[1:] and not any(hasattr(each, "split_factor") for each in placements):
+            return int(offset[0]) * math.prod(whole[1:])
+    return math.prod(whole)
 
 
 def _ends(group: Any) -> list[Any]:

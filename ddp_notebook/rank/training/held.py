@@ -37,7 +37,7 @@ class Held:
         spaces = self.spaces()
         found: list[model.HeldParameter] = []
         for root in roots():
-            name, wrapper = self.name_of(root, spaces), ""
+            name, wrapper = variable_of(root, spaces) or type(root).__name__, ""
             group: tuple[int, ...] = ()
             if isinstance(root, DistributedDataParallel):
                 wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
@@ -66,11 +66,6 @@ class Held:
             with contextlib.suppress(RuntimeError):
                 spaces.append(dict(outer.f_locals))
         return spaces
-
-    @staticmethod
-    def name_of(root: torch.nn.Module, spaces: Iterable[Mapping[str, Any]]) -> str:
-        """The variable of a model in the first of these, else the name of its class."""
-        return variable_of(root, spaces) or type(root).__name__
 
 
 def variable_of(value: object, spaces: Iterable[Mapping[str, Any]]) -> str:

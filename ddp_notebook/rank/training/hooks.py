@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +22,6 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook import model
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
@@ -35,9 +34,6 @@ from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.patching import ModuleHook, Patches
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Replica, Tracker
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.training.ledger import StepLedger
 
 _IN_A_CHILD = "a forked child"
 
@@ -56,9 +52,8 @@ class TrainingHooks(Component):
 
     def __post_init__(self) -> None:
         self._patches = Patches(self._off, self.tracker.disable)
-        self._step_ledger: StepLedger | None = None
-        self.ledger: model.RankLedger | None = None
-        """The ledger of the last run; None unless it was asked for."""
+        self.ledger: Any = None
+        """The `StepLedger` of the last run; None unless that was asked for one."""
 
     def attach(self) -> None:
         """Count everything from now on."""
@@ -113,8 +108,8 @@ class TrainingHooks(Component):
 
     def run_ends(self) -> None:
         """End an evaluation that the run ended with, and the ledger."""
-        if self._step_ledger is not None:
-            self.ledger, self._step_ledger = self._step_ledger.end(), None
+        if self.ledger is not None:
+            self._patches.contained(self.ledger.end)()
         self._patches.contained(self.tracker.split.take_out)()
         for replica in self.tracker.replicas.values():
             self._patches.contained(replica.moments.backward)()
@@ -129,7 +124,7 @@ class TrainingHooks(Component):
             from ddp_notebook.rank.training.ledger import StepLedger  # loaded only if asked for
 
             rank, held = self.summary.process.rank, Held(self.summary.names)
-            self._step_ledger = StepLedger(self.tracker, held, rank, run.number, run.ledger)
+            self.ledger = StepLedger(self.tracker, held, rank, run.number, run.ledger)
 
     def trained(self) -> bool:
         """True if ranks can be compared: a model was trained or used, or a handle is left open."""
