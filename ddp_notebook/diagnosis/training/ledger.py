@@ -49,11 +49,11 @@ def ledger(of: Mapping[int, RankLedger], asked: int = LAST_STEP) -> Ledger:
         for told, names in alike.items()
     ]
     newest = max((each.steps for by in found.values() for each in by.values()), default=0)
-    which = f"Training step {asked}" if asked <= newest else "The last training step"
+    which = f"{f'Training step {asked}' if asked <= newest else 'The last step'} of each optimizer"
     looks = sum(len(row.parameters) for row in rows if row.marked)
     notes = by_value({rank: each.notes for rank, each in of.items()})
     return Ledger(
-        f"{which if newest else 'No training step'} of each optimizer on {name_ranks(of)}: "
+        f"{which if newest else 'No optimizer made a step'} on {name_ranks(of)}: "
         f"{counted(len(found), 'parameter')}, {looks or 'none'} worth a look",
         tuple(sorted(rows, key=lambda row: -row.weight)),
         tuple(f"{name_ranks(ranks)}: {note}" for ranks, each in notes for note in each),
@@ -159,7 +159,7 @@ def _origin(rank: int, by: _By, factors: list[float]) -> str:
     if (factor := _factor(target, mean, factors, count)) is None:
         return _UNLIKE
     if equal:
-        return f"the ranks' own, equal on all{_times(factor)}"
+        return f"the ranks' own{_times(factor)}, equal on all"
     summed = abs(factor - count) <= _TOLERANCE
     return f"sum of {count} ranks" if summed else f"mean of {count} ranks{_times(factor)}"
 

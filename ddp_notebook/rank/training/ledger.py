@@ -7,7 +7,6 @@ before, until the one that was asked for.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,7 +74,6 @@ class StepLedger:
         self._notes[f"recording ended early: {type(error).__name__}: {error}"] = None
 
     def _backward_begins(self) -> None:
-        self._in_step = None  # of a step that failed
         seen = self._tracker.made, len(self._steps)
         if seen != self._seen:
             self._seen = seen
@@ -165,9 +163,10 @@ class _Watched:
             return
         self.hooked = weakref.ref(tensor)
         self.handle = tensor.register_hook(contained(self.arrives))
-        with contextlib.suppress(AttributeError, KeyError):
-            # Ahead of hooks of the user's own, which may average.
-            tensor._backward_hooks.move_to_end(self.handle.id, last=False)
+        # Ahead of hooks of the user's own, which may average: those are put in again behind it.
+        hooks = getattr(tensor, "_backward_hooks", None) or {}
+        for other in [number for number in hooks if number != self.handle.id]:
+            hooks[other] = hooks.pop(other)
 
     def arrives(self, gradient: torch.Tensor) -> None:
         """A backward brings a gradient, which nothing has reduced or added to another yet."""
