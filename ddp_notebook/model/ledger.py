@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_notebook.model import codec
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.training import TensorDigest
 
@@ -58,19 +59,14 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Parameters of which the same is to be said, in a few words for each of `LEDGER_COLUMNS`.
+    """Parameters of which the same is to be said, by the names of `LEDGER_COLUMNS`.
 
-    `weight` is how much that is worth a look: from 2 on the row is marked.
+    `marked`: it is worth a look.
     """
 
     parameters: tuple[str, ...]
-    facts: tuple[str, ...]
-    weight: int = 0
-
-    @property
-    def marked(self) -> bool:
-        """True for a row that is worth a look."""
-        return self.weight >= 2
+    facts: Mapping[str, str]
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,5 @@ class Ledger:
 
     def to_json(self) -> Mapping[str, Any]:
         """Its content, for `json.dumps`."""
-        rows = [
-            {"marked": row.marked, "parameters": row.parameters}
-            | dict(zip(LEDGER_COLUMNS, row.facts, strict=True))
-            for row in self.rows
-        ]
-        return {"title": self.title, "rows": rows, "notes": self.notes}
+        content: Mapping[str, Any] = codec.encode(self)
+        return content

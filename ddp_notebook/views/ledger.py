@@ -33,5 +33,5 @@ def html(ledger: Ledger) -> str:
 def _row(row: LedgerRow) -> Row:
     first, *others = row.parameters
     named = f"{first} and {len(others)} more" if len(others) > 2 else ", ".join(row.parameters)
-    cells = (Cell(LOOK if row.marked else ""), Cell(named), *map(Cell, row.facts))
+    cells = (Cell(LOOK if row.marked else ""), Cell(named), *map(Cell, row.facts.values()))
     return Row(cells, markup.WARN if row.marked else "")

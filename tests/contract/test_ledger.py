@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.model import LAST_STEP, LEDGER_COLUMNS, Ledger, LedgerRow
+from ddp_notebook.model import LAST_STEP, Ledger, LedgerRow
 from ddp_notebook.session import Session
 
 CASES = Path(__file__).parent.parent / "cases"
@@ -146,7 +146,7 @@ def run(ranks: Session, source: str, step: int = LAST_STEP) -> Ledger:
 
 
 def fact(row: LedgerRow, column: str) -> str:
-    return row.facts[LEDGER_COLUMNS.index(column)]
+    return row.facts[column]
 
 
 def row_of(ledger: Ledger, parameter: str) -> LedgerRow:
@@ -210,7 +210,7 @@ for i in range(3):
     first = ledger.rows[0]
     assert first.marked and set(first.parameters) == {"head.weight", "head.bias"}
     assert fact(first, "in") == "-"
-    assert fact(first, "optimizer_used") == "each rank's own, not averaged"
+    assert fact(first, "optimizer_used") == "own gradient, not averaged"
     assert fact(first, "across_ranks") == "differs"
     assert not any(row.marked for row in ledger.rows[1:])
 
@@ -235,26 +235,26 @@ for i in range(3):
 
 def test_gradients_that_were_never_set_to_zero_are_told(ranks2: Session) -> None:
     ledger = run(ranks2, PLAIN + "for i in range(3):\n    loss_of(net).backward()\n    opt.step()")
-    assert fact(ledger.rows[0], "own_gradients") == "with 2 backwards of earlier steps"
+    assert fact(ledger.rows[0], "own_gradients") == "includes 2 backwards of earlier steps"
 
 
 def test_the_step_is_chosen_and_the_last_one_is_shown_in_place_of_one_that_is_not(
     ranks2: Session,
 ) -> None:
     ledger = run(ranks2, PLAIN + STEPS, step=2)
-    assert ledger.title.startswith("Training step 2 of each optimizer on ranks 0-1: 4 parameters")
+    assert ledger.title.startswith("Step 2 of each optimizer on ranks 0-1: 4 parameters")
     assert fact(ledger.rows[0], "held_by") == "SGD, step 2, lr 0.1"
     ledger = run(ranks2, PLAIN + STEPS, step=7)
-    assert ledger.title.startswith("The last step of each optimizer")
+    assert ledger.title.startswith("The last step of each optimizer (there is no step 7)")
     assert fact(ledger.rows[0], "held_by") == "SGD, step 3, lr 0.1"
 
 
 @pytest.mark.parametrize(
     ("name", "used"),
     [
-        ("c049", "each rank's own, not averaged"),
-        ("c052", "each rank's own, not averaged"),
-        ("c055", "no multiple of the ranks' own, or of their mean"),
+        ("c049", "own gradient, not averaged"),
+        ("c052", "own gradient, not averaged"),
+        ("c055", "neither the ranks' own nor their mean"),
         ("h01", "mean of 2 ranks"),
     ],
 )

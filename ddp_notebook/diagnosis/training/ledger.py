@@ -12,6 +12,7 @@ from operator import mul
 
 from ddp_notebook.model import (
     LAST_STEP,
+    LEDGER_COLUMNS,
     Ledger,
     LedgerRow,
     RankLedger,
@@ -24,7 +25,7 @@ from ddp_notebook.model import (
 
 _TOLERANCE = 2e-3
 """Relative: half precision, or another order of adding, changes less."""
-_UNLIKE = "no multiple of the ranks' own, or of their mean"
+_UNLIKE = "neither the ranks' own nor their mean"
 
 _By = Mapping[int, SteppedParameter]
 _Fact = tuple[str, int]
@@ -40,24 +41,30 @@ def ledger(of: Mapping[int, RankLedger], asked: int = LAST_STEP) -> Ledger:
     # Large ones first: factors that are found in many values are tried where there are few.
     factors: list[float] = []
     largest = sorted(found, key=lambda key: -math.prod(key[1]))
-    facts = {key: _facts(found[key], factors) for key in largest}
+    facts_of = {key: _facts(found[key], factors) for key in largest}
     alike: dict[tuple[_Fact, ...], list[str]] = {}
     for key in found:
-        alike.setdefault(facts[key], []).append(key[0])
-    rows = [
-        LedgerRow(tuple(names), tuple(text for text, _ in told), max(weight for _, weight in told))
-        for told, names in alike.items()
-    ]
+        alike.setdefault(facts_of[key], []).append(key[0])
+    rows = []
+    for told in sorted(alike, key=_weight, reverse=True):
+        texts = (text for text, _ in told)
+        facts = dict(zip(LEDGER_COLUMNS, texts, strict=True))
+        rows.append(LedgerRow(tuple(alike[told]), facts, _weight(told) > 1))
     newest = max((each.steps for by in found.values() for each in by.values()), default=0)
-    which = f"{f'Training step {asked}' if asked <= newest else 'The last step'} of each optimizer"
+    which = f"{f'Step {asked}' if asked <= newest else 'The last step'} of each optimizer"
+    none = f" (there is no step {asked})" if newest < asked < LAST_STEP else ""
     looks = sum(len(row.parameters) for row in rows if row.marked)
     notes = by_value({rank: each.notes for rank, each in of.items()})
     return Ledger(
-        f"{which if newest else 'No optimizer made a step'} on {name_ranks(of)}: "
+        f"{which if newest else 'No optimizer made a step'}{none} on {name_ranks(of)}: "
         f"{counted(len(found), 'parameter')}, {looks or 'none'} worth a look",
-        tuple(sorted(rows, key=lambda row: -row.weight)),
+        tuple(rows),
         tuple(f"{name_ranks(ranks)}: {note}" for ranks, each in notes for note in each),
     )
+
+
+def _weight(told: tuple[_Fact, ...]) -> int:
+    return max(weight for _, weight in told)
 
 
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
@@ -94,7 +101,7 @@ def _own(by: _By) -> _Fact:
         return "none", 3 * any(each.steps for each in by.values())
     first = next(each for each in by.values() if each.own is not None)
     if first.steps and first.earlier:
-        return f"with {counted(first.earlier, 'backward')} of earlier steps", 2
+        return f"includes {counted(first.earlier, 'backward')} of earlier steps", 2
     many = f", {first.backwards} backwards" if first.backwards > 1 else ""
     if lack:
         return f"none on {name_ranks(lack)}{many}", 1
@@ -129,8 +136,6 @@ def _used(by: _By, factors: list[float]) -> _Fact:
     if any(each.sharded for each in by.values()):
         # Shards differ as they should, but not in how they come of the ranks' own.
         same = len(set(told.values())) < 2 and "not averaged" not in said
-    if said.startswith("its own") and len(by) > 1:
-        said = said.replace("its own", "each rank's own")
     return said or "not read", 2 * said.startswith(("sum", _UNLIKE)) if same else 5
 
 
@@ -155,11 +160,11 @@ def _origin(rank: int, by: _By, factors: list[float]) -> str:
     mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
     equal = len(set(map(tuple, columns.values()))) == 1 < count
     if not equal and (factor := _factor(target, columns[rank], factors, 1 / count)) is not None:
-        return f"its own{_times(factor)}{', not averaged' if count > 1 else ''}"
+        return f"own gradient{_times(factor)}{', not averaged' if count > 1 else ''}"
     if (factor := _factor(target, mean, factors, count)) is None:
         return _UNLIKE
     if equal:
-        return f"the ranks' own{_times(factor)}, equal on all"
+        return f"own gradient{_times(factor)}, equal on all ranks"
     summed = abs(factor - count) <= _TOLERANCE
     return f"sum of {count} ranks" if summed else f"mean of {count} ranks{_times(factor)}"
 

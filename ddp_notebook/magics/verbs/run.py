@@ -26,14 +26,12 @@ def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult
     """Call `run` as the options of every run say, and show it in this cell."""
     ledger = LAST_STEP if args.ledger else 0
     if args.step not in (None, "collective"):
-        if not (args.ledger and args.step.isdecimal() and 0 < int(args.step) < LAST_STEP):
-            raise UsageMistake(
-                f"--step {args.step}: it is --step collective, to pause before each collective; or "
-                "with --ledger the number of a training step: --ledger --step 3"
-            )
-        ledger = int(args.step)
-    if args.json and not ledger:
-        raise UsageMistake("--json is for the ledger: write --ledger --json")
+        ledger = int(args.step) if ledger and args.step.isdecimal() else 0
+    if not ledger and (args.json or args.step not in (None, "collective")):
+        raise UsageMistake(
+            "--step N and --json are for the ledger: %ddp_run --ledger --step 3 train.py. "
+            "To pause before each collective: --step collective"
+        )
 
     def begin(begun: Callable[[CellRun], None]) -> CellResult:
         return run(
