@@ -115,10 +115,10 @@ class StepLedger:
         if flat := fsdp_private.flat(models):
             self._notes["FSDP1 (FullyShardedDataParallel) is not looked into"] = None
         for root in models:
-            model = self._models.get(root) or variable_of(root, spaces) or type(root).__name__
-            while any(model == name for other, name in self._models.items() if other is not root):
-                model += "'"
-            self._models[root] = model
+            if (model := self._models.get(root, "")) == "":
+                model = variable_of(root, spaces) or type(root).__name__
+                model += "'" * [*self._models.values()].count(model)
+                self._models[root] = model
             wrapper = "module." if isinstance(root, DistributedDataParallel) else ""
             for name, tensor, unit in parameters_of(root):
                 if id(tensor) not in flat:
@@ -136,8 +136,8 @@ class StepLedger:
             if replica.knows(tensor):
                 now.within, now.group = "DDP", tuple(replica.group)
         if (spec := fsdp_private.spec(tensor))[0]:
-            now.within, now.group = "FSDP2" if param is not None else "DTensor", spec[-1]
-            now.sharded = any(placement.startswith("Shard") for placement in spec[0])
+            now.within, now.group = ("DTensor", "FSDP2")[param is not None], spec[-1]
+            now.sharded = "Shard" in str(spec[0])
         self._watched[id(tensor)] = _Watched(weakref.ref(tensor), model, now, param)
 
 
