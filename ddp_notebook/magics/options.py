@@ -27,11 +27,18 @@ def settings(example: str) -> Option:
 
 RUN_OPTIONS = (
     Option(
-        "--step",
-        "pause before each collective; %ddp_step continues",
+        "--step WHAT",
+        "collective: pause before each collective; %ddp_step continues. A number: with --ledger, "
+        "the training step that it shows, counted from 1 by each optimizer (default: the last)",
         default=None,
-        choices=("collective",),
+        completer=lambda word, _: starting_with(word, ("collective",)),
     ),
+    Option(
+        "--ledger",
+        "one training step under the microscope: how the gradient that the optimizer used of each "
+        "parameter comes of the ranks' own, and what the step changed; it makes steps slower",
+    ),
+    Option("--json", "with --ledger: print that as JSON, to keep or to send"),
     Option(
         "--wait",
         "progress: until every rank has finished or none can make progress; forever: until every "

@@ -160,6 +160,8 @@ class RunDisplay:
             self._output.publish(mime_bundle(result.diagnosis))
         if result.steps is not None:
             self._output.publish(mime_bundle(result.steps))
+        if result.ledger is not None and result.error is not None:  # else it is the cell's value
+            self._output.publish(mime_bundle(result.ledger))
         if result.withheld_bytes:
             self._output.say(withheld_text(result.withheld_bytes))
 

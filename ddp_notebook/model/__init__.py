@@ -10,6 +10,7 @@ diagnosis.py       Findings: what is wrong with a job, the culprits, and the rem
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
 fold.py            The state is a fold over events, and where ranks are paused at lines.
+ledger.py          One training step: what each rank saw of its parameters, as rows.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of setup, and the table that a step of the debugger gives.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model.ddp import *  # noqa: F403
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
+    from ddp_notebook.model.ledger import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -54,6 +56,7 @@ _FILES = {
         "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "
         "StagePaused StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
+    "ledger": "LAST_STEP LEDGER_COLUMNS Ledger LedgerRow RankLedger SteppedParameter",
     "ranks": (
         "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
         "parse_ranks said_by them verb without_ports"

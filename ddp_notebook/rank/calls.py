@@ -20,6 +20,7 @@ from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.model import (
     Frame,
     Probe,
+    RankLedger,
     RankReport,
     Ranks,
     RankStack,
@@ -141,7 +142,7 @@ class Cell(Message, frozen=True):
 
     `paused`: it stops before each collective until it is stepped. `colors`: IPython's setting in
     the notebook, for tracebacks; empty leaves the rank's own. `as_gpus`: its CPU stands for so
-    many GPUs; 0: for none.
+    many GPUs; 0: for none. `ledger`: the training step that is recorded for a ledger; 0: none.
     """
 
     cell: int
@@ -151,6 +152,7 @@ class Cell(Message, frozen=True):
     paused: bool = False
     colors: str = ""
     as_gpus: int = 0
+    ledger: int = 0
 
 
 class Script(Message, frozen=True):
@@ -175,6 +177,8 @@ class Script(Message, frozen=True):
     world_size: int = 1
     """In how many processes it runs."""
     as_gpus: int = 0
+    """As for a cell."""
+    ledger: int = 0
     """As for a cell."""
 
 
@@ -460,6 +464,8 @@ VARIABLES = Question("variables", VariablesRequest, RankVariables)
 """Return its variables."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """Return the summary of its training in the run that is over. Only when nothing runs."""
+LEDGER = Question("ledger", Nothing, RankLedger)
+"""Return what it recorded of a training step. Only when the run that was asked for one is over."""
 STEP_TIMES = Question("step times", Nothing, StepTimes)
 """The parts of its newest training steps. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)

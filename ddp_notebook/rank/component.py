@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A cell or a script that begins. `number` is the session's, `paused` before collectives."""
+    """A cell or a script that begins. `number` is the session's, `paused` before collectives.
+
+    `ledger`: the training step that is recorded for a ledger; 0: none.
+    """
 
     number: int
     paused: bool = False
+    ledger: int = 0
 
 
 class Component:

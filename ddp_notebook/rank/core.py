@@ -63,6 +63,7 @@ class RankCore(Watched):
         on = self.handlers.on_question
         on(calls.FREE, lambda _: self.rescue.free())
         on(calls.STEP_TIMES, lambda _: step_timer.times())
+        on(calls.LEDGER, lambda _: self.hooks.ledger.report)
         on(calls.HELD, lambda _: held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))

@@ -8,6 +8,7 @@ board_rows.py   The state as rows, one for ranks in the same state; and in words
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
 findings.py     A diagnosis, with findings and remedies, as text and as HTML.
+ledger.py       One training step as a table of facts: as text and as HTML.
 live_region.py  A region of a cell's output that is redrawn when something changes.
 markup.py       How every view's HTML looks: tones, chips, boxes, escaped text, a style sheet.
 mesh.py         The mesh and what ranks hold of each parameter: as text and as HTML.

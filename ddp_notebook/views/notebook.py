@@ -13,6 +13,7 @@ from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.model import (
     Board,
     Diagnosis,
+    Ledger,
     OutputGroup,
     OutputKind,
     StackTree,
@@ -29,6 +30,7 @@ from ddp_notebook.views import (
     board,
     doctor,
     findings,
+    ledger,
     markup,
     mesh,
     output,
@@ -43,7 +45,7 @@ _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
 
 Shown: TypeAlias = (
-    Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout
+    Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout | Ledger
 )
 """Values that are shown as text and as HTML."""
 _VIEWS: dict[type, ModuleType] = {
@@ -54,6 +56,7 @@ _VIEWS: dict[type, ModuleType] = {
     VariableTable: variables,
     MeshLayout: mesh,
     DoctorReport: doctor,
+    Ledger: ledger,
 }
 
 

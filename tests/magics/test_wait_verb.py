@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -239,7 +240,12 @@ def test_a_script_is_held_stepped_and_detached(
         ("%ddp_wait --timeout -1", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout nan", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout soon", "UsageError: argument --timeout: invalid float value"),
-        ("%ddp_run --step line x.py", "UsageError: argument --step: invalid choice"),
+        ("%ddp_run --step line x.py", "UsageError: --step N and --json are for the ledger"),
+        ("%ddp_run --json x.py", "UsageError: --step N and --json are for the ledger"),
+        (
+            "%ddp_run --python --ledger x.py",
+            "UsageError: Ranks that a script starts itself do not pause",
+        ),
         ("%%ddp --detach\nfor x in\n", "CellSyntaxError: invalid syntax"),
     ],
 )
@@ -287,3 +293,40 @@ def test_without_ranks_there_is_nothing_to_wait_for(capsys: pytest.CaptureFixtur
 
     with pytest.raises(NoSession, match=r"%ddp_wait needs ranks.*%ddp_init"):
         Session().wait()
+
+
+def test_a_ledger_is_the_value_of_the_cell_or_script_or_json(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    train = (
+        "from torch import nn\nfrom torch.nn.parallel import DistributedDataParallel\n"
+        "net = DistributedDataParallel(nn.Linear(4, 1))\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for i in range(3):\n    opt.zero_grad()\n    net(torch.randn(2, 4)).sum().backward()\n"
+        "    opt.step()\n"
+    )
+    result = shell.run_cell(f"%%ddp --ledger\n{train}")
+    assert result.success and result.result.rows[0].facts["held_by"] == "SGD, step 3, lr 0.1"
+    assert "The last step of each optimizer on ranks 0-1: 2 parameters" in capsys.readouterr().out
+    path = tmp_path / "train.py"
+    path.write_text(f"import torch\ntorch.distributed.init_process_group('gloo')\n{train}")
+    call = f"made = %ddp_run --ledger --step 2 {path}"
+    assert shell.run_cell(call).success
+    assert shell.user_ns["made"].rows[0].facts["held_by"] == "SGD, step 2, lr 0.1"
+    capsys.readouterr()
+    assert shell.run_cell(f"%ddp_run --ledger --json {path}").success
+    shown = json.loads(capsys.readouterr().out)
+    assert {"net.weight", "net.bias"} == {n for row in shown["rows"] for n in row["parameters"]}
+    assert shell.run_cell(f"%ddp_run --detach --ledger {path}").success
+    waited = shell.run_cell("%ddp_wait")
+    assert waited.success and waited.result.ledger.rows
+    assert "The last step of each optimizer" in capsys.readouterr().out
+
+
+def test_a_ledger_is_shown_although_the_cell_failed(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "net = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    source += "net(torch.ones(1, 2)).sum().backward()\nopt.step()\n1 / 0"
+    assert not shell.run_cell(f"%%ddp --ledger\n{source}").success
+    assert "The last step of each optimizer on ranks 0-1" in capsys.readouterr().out

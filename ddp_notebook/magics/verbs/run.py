@@ -12,36 +12,46 @@ from ddp_notebook.launch.launchers import launched_by
 from ddp_notebook.magics import options
 from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.magics.verbs.ranks import start_ranks
-from ddp_notebook.model import name_ranks
+from ddp_notebook.model import LAST_STEP, Ledger, name_ranks
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.run import CellRun
 
 
-def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> None:
+def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> Ledger | None:
     """Call `run` as the options of every run say, and show it in this cell."""
+    ledger = LAST_STEP if args.ledger else 0
+    if args.step not in (None, "collective"):
+        ledger = int(args.step) if ledger and args.step.isdecimal() else 0
+    if not ledger and (args.json or args.step not in (None, "collective")):
+        raise UsageMistake(
+            "--step N and --json are for the ledger: %ddp_run --ledger --step 3 train.py. "
+            "To pause before each collective: --step collective"
+        )
 
     def begin(begun: Callable[[CellRun], None]) -> CellResult:
         return run(
             number=ui.prompt_number,
             wait=args.wait,
-            hold=args.step is not None,
+            hold=args.step == "collective",
             detach=args.detach,
             cpu=args.cpu,
             started=begun,
+            ledger=ledger,
         )
 
     if args.detach:
         ui.runs.show_detached(begin)
-    else:
-        ui.runs.show(begin)
+        return None
+    result = ui.runs.show(begin)
+    return value_or_json(ui, args, result.ledger) if result.ledger is not None else None
 
 
-def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
+def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> Ledger | None:
     if args.cell is None:
         raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
     run = partial(
@@ -52,7 +62,7 @@ def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
         transform=ui.shell.transform_cell,
         colors=ui.shell.colors,
     )
-    _run(ui, args, run)
+    return _run(ui, args, run)
 
 
 CELL = Verb(
@@ -64,6 +74,7 @@ CELL = Verb(
         ("%%ddp", "on all ranks"),
         ("%%ddp --detach", "a long one: the notebook stays free; %ddp_wait shows its end"),
         ("%%ddp --step collective", "pausing before each collective; %ddp_step continues"),
+        ("%%ddp --ledger", "its last training step, parameter by parameter; returns a Ledger"),
     ),
     run=_run_cell,
     options=(options.ranks("run it on these ranks only"), *options.RUN_OPTIONS),
@@ -74,7 +85,7 @@ _ONLY_OURS = {"--detach", "--wait"}
 """Options of %ddp_run that hardly any script has."""
 
 
-def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
+def _run_script(ui: NotebookUi, args: argparse.Namespace) -> Ledger | None:
     if args.world_size is not None:
         running = ui.session.record.snapshot.world_size
         if not running:
@@ -104,7 +115,7 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
         as_module=args.m,
         as_python=args.python,
     )
-    _run(ui, args, run)
+    return _run(ui, args, run)
 
 
 def _refuse_launcher(words: Sequence[str]) -> None:
@@ -134,6 +145,7 @@ SCRIPT = Verb(
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),
+        ("%ddp_run --ledger --step 3 train.py", "with its third training step, by parameter"),
         ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
         ("%ddp_run --python spawn.py", "a script that starts its ranks itself"),
         ("%ddp_run -m package.train --epochs 2", "a module, as torchrun -m would"),
@@ -184,6 +196,8 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
             f"{runs[0].heading} is still running on {name_ranks(result.pending)}. "
             "Continue to wait: %ddp_wait. See where it is: %ddp_where. End it: %ddp_abort"
         )
+    if result.ledger is not None and result.error is None:
+        ui.show(result.ledger)
     ui.displays.shown_already()
     return result
 

@@ -107,7 +107,7 @@ class CellRunner:
 
     def _begin(self, cell: Cell) -> None:
         self.shell.prepare(cell.number, cell_file(cell.number), cell.magic_line, cell.colors)
-        self._life.run_begins(Run(cell.cell, cell.paused))
+        self._life.run_begins(Run(cell.cell, cell.paused, cell.ledger))
         if cell.as_gpus:
             cuda_on_cpu.begin(cell.as_gpus)
         # From this thread: to wake the sending one would take longer than a short cell does.

@@ -121,7 +121,7 @@ class ScriptProcess:
 
         self._events.collect, self._events.pulse = self._forwarder.collect, pulse
         core.debugger.set_breakpoints(script.breakpoints)
-        self._life.run_begins(Run(script.cell, script.paused))
+        self._life.run_begins(Run(script.cell, script.paused, script.ledger))
         if script.as_gpus:
             cuda_on_cpu.begin(script.as_gpus)
         error = self._end_as_python_does(self._execute(main))

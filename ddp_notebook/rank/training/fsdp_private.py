@@ -7,6 +7,7 @@ release changes it, nothing is known of sharded modules.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,11 +34,15 @@ _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, Index
 
 
 class HeldByUnit(NamedTuple):
-    """A parameter of a unit: what this rank holds of it, and where which ranks gather it."""
+    """A parameter of a unit: what this rank holds of it, and where which ranks gather it.
+
+    `param` is FSDP2's own record of it.
+    """
 
     tensor: torch.Tensor
     gathers: tuple[str, ...]
     group: tuple[int, ...]
+    param: Any = None
 
 
 def root_of(frame: FrameType | None) -> Any:
@@ -189,12 +194,21 @@ class Pending:
         for group in (ref() for ref in self._groups):
             if getattr(group, "_partial_reduce_output", None) is not None:
                 return True
-            for each in _ends(group):
-                gradient = getattr(getattr(each, "_unsharded_param", None), "grad", None)
-                accumulated = getattr(each, "unsharded_accumulated_grad", None)
-                if gradient is not None or accumulated is not None:
-                    return True
+            if any(map(is_unreduced, _ends(group))):
+                return True
         return False
+
+
+def gathered(param: Any) -> torch.Tensor | None:
+    """The whole tensor of a parameter of FSDP2's, whose gradient a backward brings; None before
+    the first forward."""
+    return getattr(param, "_unsharded_param", None)
+
+
+def is_unreduced(param: Any) -> bool:
+    """True of a parameter of FSDP2's with a gradient that is kept for a later reduction."""
+    kept = getattr(param, "unsharded_accumulated_grad", None)
+    return getattr(gathered(param), "grad", None) is not None or kept is not None
 
 
 def _groups() -> Iterator[Any]:
@@ -231,7 +245,7 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
             ranks = members(getattr(group.mesh_info, "shard_process_group", None))
             for param in group.fsdp_params:
                 info = param._module_info
-                held = HeldByUnit(param.sharded_param, gathers, ranks)
+                held = HeldByUnit(param.sharded_param, gathers, ranks, param)
                 found[id(info.module), info.param_name] = held
                 for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
                     found[id(module), name] = held
@@ -259,6 +273,21 @@ def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]
         )
         return placements, names, tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
     return (), (), (), ()
+
+
+def start_of(tensor: Any) -> int:
+    """Where in all values of a DTensor this rank's part begins, behind them if that is not one
+    piece; 0 of another tensor."""
+    whole, placements = tuple(map(int, tensor.shape)), getattr(tensor, "placements", ())
+    if not is_placed(tensor) or not whole:
+        return 0
+    with contextlib.suppress(*_CHANGED):
+        utils = sys.modules["torch.distributed.tensor._utils"]
+        find = utils.compute_local_shape_and_global_offset
+        size, offset = find(whole, tensor.device_mesh, placements)
+        if size[1:] == whole[1:] and not any(hasattr(each, "split_factor") for each in placements):
+            return int(offset[0]) * math.prod(whole[1:])
+    return math.prod(whole)
 
 
 def _ends(group: Any) -> list[Any]:

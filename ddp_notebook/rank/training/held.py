@@ -34,19 +34,14 @@ class Held:
 
     def parameters(self) -> model.HeldParameters:
         """The parameters of all models, those of one model one after another."""
-        # The variable of a model is a global one, else one of a function that the main thread runs,
-        # the outermost first.
-        spaces = [self._names.get()]
-        for outer in reversed([*islice(chain(main_frame()), 64)]):
-            with contextlib.suppress(RuntimeError):
-                spaces.append(dict(outer.f_locals))
+        spaces = self.spaces()
         found: list[model.HeldParameter] = []
         for root in roots():
             name, wrapper = variable_of(root, spaces) or type(root).__name__, ""
             group: tuple[int, ...] = ()
             if isinstance(root, DistributedDataParallel):
                 wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
-            for parameter, tensor, unit in _parameters(root):
+            for parameter, tensor, unit in parameters_of(root):
                 local = getattr(tensor, "_local_tensor", tensor)
                 held = model.HeldParameter(
                     name,
@@ -63,6 +58,15 @@ class Held:
                 found.append(held)
         return model.HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
 
+    def spaces(self) -> list[Mapping[str, Any]]:
+        """The user's global variables, and those of the functions that the main thread runs, the
+        outermost first."""
+        spaces = [self._names.get()]
+        for outer in reversed([*islice(chain(main_frame()), 64)]):
+            with contextlib.suppress(RuntimeError):
+                spaces.append(dict(outer.f_locals))
+        return spaces
+
 
 def variable_of(value: object, spaces: Iterable[Mapping[str, Any]]) -> str:
     """Return the name of the first of these variables that has `value`; empty without one."""
@@ -73,7 +77,7 @@ def variable_of(value: object, spaces: Iterable[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _parameters(
+def parameters_of(
     root: torch.nn.Module,
 ) -> Iterator[tuple[str, torch.Tensor, fsdp_private.HeldByUnit | None]]:
     """Each parameter once: its name, what this rank holds of it, its unit of FSDP2."""

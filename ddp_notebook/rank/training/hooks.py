@@ -29,6 +29,7 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.held import Held
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.patching import ModuleHook, Patches
 from ddp_notebook.rank.training.step_marks import StepMarks
@@ -51,6 +52,8 @@ class TrainingHooks(Component):
 
     def __post_init__(self) -> None:
         self._patches = Patches(self._off, self.tracker.disable)
+        self.ledger: Any = None
+        """The `StepLedger` of the last run; None unless that was asked for one."""
 
     def attach(self) -> None:
         """Count everything from now on."""
@@ -104,7 +107,9 @@ class TrainingHooks(Component):
         os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
-        """End an evaluation that the run ended with."""
+        """End an evaluation that the run ended with, and the ledger."""
+        if self.ledger is not None:
+            self._patches.contained(self.ledger.end)()
         self._patches.contained(self.tracker.split.take_out)()
         for replica in self.tracker.replicas.values():
             self._patches.contained(replica.moments.backward)()
@@ -114,6 +119,12 @@ class TrainingHooks(Component):
         for component in (self.tracker, self.marks, self.samplers):
             self._patches.contained(component.begin)()
         self.observer.backwards = 0
+        self.ledger = None
+        if run.ledger:
+            from ddp_notebook.rank.training.ledger import StepLedger  # loaded only if asked for
+
+            rank, held = self.summary.process.rank, Held(self.summary.names)
+            self.ledger = StepLedger(self.tracker, held, rank, run.number, run.ledger)
 
     def trained(self) -> bool:
         """True if ranks can be compared: a model was trained or used, or a handle is left open."""

@@ -10,6 +10,7 @@ from ddp_notebook.errors import CellFailed, CellInterrupted, DDPError, Stuck
 from ddp_notebook.model import (
     CellFinished,
     Diagnosis,
+    Ledger,
     OutputGroup,
     Ranks,
     Snapshot,
@@ -44,6 +45,8 @@ class CellResult:
     diagnosis: Diagnosis | None = None
     steps: StepTable | None = None
     """Before which collectives the ranks are paused, when they are."""
+    ledger: Ledger | None = None
+    """One training step of it, if that was asked for."""
     pending: Ranks = ()
     """Ranks still in the run: it is detached, paused or stuck, or could not be stopped."""
 

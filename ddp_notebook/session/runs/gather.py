@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.cluster.questions import with_reach
 from ddp_notebook.diagnosis import diagnose_training
+from ddp_notebook.diagnosis.training.ledger import ledger
 from ddp_notebook.diagnosis.training.slow import slow_ranks
 from ddp_notebook.model import (
     Activity,
@@ -20,6 +21,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Diagnosis,
+    Ledger,
     Phase,
     ProcessEnd,
     RankError,
@@ -256,6 +258,16 @@ def examine_results(
         collectives = logs.read(events.ranks, events.cell)
         diagnosis = diagnose_training(facts, collectives, sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None
+
+
+def ledger_of(events: RunEvents, cluster: RankCluster, asked: int) -> Ledger:
+    """Return the ledger of a training step of a run that is over, without ranks that are gone."""
+    # That of a large model is some megabytes.
+    answers = cluster.ask(events.ranks, calls.LEDGER, calls.Nothing(), 20.0)
+    # Ranks of a script count from 0.
+    number = {rank: at if events.script else rank for at, rank in enumerate(events.ranks)}
+    of = {number[rank]: each for rank, each in answered(answers).items() if each.run == events.cell}
+    return ledger(of, asked)
 
 
 def remarks_on(events: RunEvents, cluster: RankCluster) -> tuple[Remark, ...]:

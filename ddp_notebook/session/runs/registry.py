@@ -92,6 +92,7 @@ class RunRegistry:
         started: Callable[[CellRun], None] | None = None,
         colors: str = "",
         cpu: bool = False,
+        ledger: int = 0,
     ) -> CellResult:
         """Run a cell on ranks until each has finished it or died, or none can make progress.
 
@@ -102,7 +103,8 @@ class RunRegistry:
         for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
         line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
         comes first (default: magics and shell escapes). `colors` is IPython's setting, for
-        tracebacks. With `cpu` what asks for CUDA gets the CPU. Raises CellSyntaxError and
+        tracebacks. With `cpu` what asks for CUDA gets the CPU. `ledger` is the training step of
+        which the result has a ledger: `LAST_STEP`, or its number. Raises CellSyntaxError and
         UsageMistake before any rank runs; what goes wrong on ranks, or an interrupt, is the
         result's `error`.
         """
@@ -113,7 +115,7 @@ class RunRegistry:
                 "--device cpu. Or run a script: %ddp_run --cpu train.py"
             )
         is_async = check_cell(source, transform or ipython_syntax)
-        options = RunOptions(number or 0, wait, hold, detach, started)
+        options = RunOptions(number or 0, wait, hold, detach, started, ledger)
         made = partial(CellRun, processes=processes, options=options)
         with noted() as interrupted, self.claim(ranks, "%%ddp", options, made) as run:
             # The magic's line is kept, so that the lines of the text have the cell's own numbers.
@@ -132,6 +134,7 @@ class RunRegistry:
                 run.pausing,
                 colors,
                 len(run.ranks) if cpu else 0,
+                ledger,
             )
             run.order = order, request
             return self._carry_out(run, interrupted, options)
@@ -153,6 +156,7 @@ class RunRegistry:
         as_module: bool = False,
         as_python: bool = False,
         cpu: bool = False,
+        ledger: int = 0,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
@@ -165,10 +169,10 @@ class RunRegistry:
         is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
         With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
         one process without torchrun's variables; the ranks that it starts itself, as by
-        `mp.spawn`, are then those that are diagnosed. `cpu` is as in `run_cell`.
+        `mp.spawn`, are then those that are diagnosed. `cpu` and `ledger` are as in `run_cell`.
         """
         processes = self._pool.need("%ddp_run")
-        options = RunOptions(number, wait, hold, detach, started)
+        options = RunOptions(number, wait, hold, detach, started, ledger)
         ranks = place_of_python(ranks, options) if as_python else ranks
         file, package = find_module(path) if as_module else (find_script(path), None)
         called = str(file) if as_module else str(Path(path).expanduser())

@@ -38,6 +38,7 @@ from ddp_notebook.session.runs.gather import (
     LaunchParameters,
     examine_results,
     gather,
+    ledger_of,
     still_waiting,
     with_sources_in_use,
     without_earlier_failures,
@@ -129,6 +130,8 @@ class RunOptions:
     detach: bool = False
     started: Callable[[CellRun], None] | None = None
     """Called once the run has begun."""
+    ledger: int = 0
+    """The training step of which a ledger is made; 0: none."""
 
 
 class Settling:
@@ -240,6 +243,8 @@ class CellRun:
         """Every rank pauses before each collective until it is stepped."""
         self.patient = options.hold or options.wait == "forever"
         """It goes on also when no rank makes progress."""
+        self.ledger = options.ledger
+        """The training step of which a ledger is made; 0: none."""
         self.order: tuple[calls.Order[calls.Cell], calls.Cell] | None = None
         """The order that is sent to the ranks."""
 
@@ -485,6 +490,9 @@ class CellRun:
                 result = replace(self.standing(), error=self.error(), steps=self.step_table())
             else:
                 result = self.end()
+                if self.ledger:
+                    seen = ledger_of(self.events, self.cluster, self.ledger)
+                    result = replace(result, ledger=seen)
             self._judge(result)
             self.found.judged = self.done
             return result

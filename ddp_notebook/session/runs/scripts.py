@@ -84,6 +84,7 @@ class ScriptRun(CellRun):
                 package=what.package,
                 world_size=len(self.ranks),
                 as_gpus=what.as_gpus,
+                ledger=self.ledger,
             )
             for rank in self.ranks
         }
@@ -117,9 +118,10 @@ class ScriptRun(CellRun):
 
 def place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
     """Return the rank whose place a script has that is one process. Raises UsageMistake."""
-    if options.hold:
+    if options.hold or options.ledger:
         raise UsageMistake(
-            "Ranks that a script starts itself do not pause before collectives: leave --step out."
+            "Ranks that a script starts itself do not pause before collectives and have no ledger: "
+            "leave --step and --ledger out."
         )
     if ranks is not None and len(ranks) != 1:
         raise UsageMistake("--python runs the script once: leave --ranks out, or name one rank.")

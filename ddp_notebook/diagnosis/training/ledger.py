@@ -1,0 +1,197 @@
+"""The ledger of a training step: what the ranks saw of each parameter, compared, as rows.
+
+It states facts, and no finding: who averages by hand, or lets replicas drift apart on purpose, sees
+just that. How the gradient that was used comes of the ranks' own is told by a few values of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from operator import mul
+
+from ddp_notebook import model
+
+_TOLERANCE = 2e-3
+"""Relative: half precision, or another order of adding, changes less."""
+_UNLIKE = "neither the ranks' own nor their mean"
+
+_By = Mapping[int, model.SteppedParameter]
+_Fact = tuple[str, int]
+"""What a column says, and how much that is worth a look."""
+
+
+def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> model.Ledger:
+    """Compare the ranks' records of one training step, asked for by its number."""
+    found: dict[tuple[str, tuple[int, ...]], dict[int, model.SteppedParameter]] = {}
+    for rank, each in of.items():
+        for parameter in each.parameters:
+            found.setdefault((parameter.name, parameter.shape), {})[rank] = parameter
+    # Large ones first: factors that are found in many values are tried where there are few.
+    factors: list[float] = []
+    largest = sorted(found, key=lambda key: -math.prod(key[1]))
+    facts = {key: _facts(found[key], factors) for key in largest}
+    alike: dict[tuple[_Fact, ...], list[str]] = {}
+    for key in found:
+        alike.setdefault(facts[key], []).append(key[0])
+    rows = []
+    for told in sorted(alike, key=_weight, reverse=True):
+        texts = (text for text, _ in told)
+        said = dict(zip(model.LEDGER_COLUMNS, texts, strict=True))
+        rows.append(model.LedgerRow(tuple(alike[told]), said, _weight(told) > 1))
+    notes = model.by_value({rank: each.notes for rank, each in of.items()})
+    said_too = tuple(f"{model.name_ranks(ranks)}: {note}" for ranks, each in notes for note in each)
+    title = _title(rows, of, found.values(), asked)
+    return model.Ledger(title, tuple(rows), said_too)
+
+
+def _title(
+    rows: Iterable[model.LedgerRow], ranks: Iterable[int], found: Iterable[_By], asked: int
+) -> str:
+    newest = max((each.steps for by in found for each in by.values()), default=0)
+    which = f"{f'Step {asked}' if asked <= newest else 'The last step'} of each optimizer"
+    none = f" (there is no step {asked})" if newest < asked < model.LAST_STEP else ""
+    count = sum(len(row.parameters) for row in rows)
+    looks = sum(len(row.parameters) for row in rows if row.marked)
+    return (
+        f"{which if newest else 'No optimizer made a step'}{none} on {model.name_ranks(ranks)}: "
+        f"{model.counted(count, 'parameter')}, {looks or 'none'} worth a look"
+    )
+
+
+def _weight(told: tuple[_Fact, ...]) -> int:
+    return max(weight for _, weight in told)
+
+
+def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
+    """What each column says of one parameter."""
+    held = {
+        rank: f"{each.optimizer}, step {each.steps}, lr {each.lr:g}" if each.steps else "none"
+        for rank, each in by.items()
+    }
+    # That a shard is empty, or was not read, is no change.
+    changed = {rank: ("yes", "no")[e.before == e.after] for rank, e in by.items() if _has_part(e)}
+    lost = "none" in held.values() and any(each.own for each in by.values())
+    return (
+        (_said({rank: each.within or "-" for rank, each in by.items()}), 0),
+        _own(by),
+        _used(by, factors),
+        (_said(held), 4 if len(set(held.values())) > 1 else 3 * lost),
+        (_said(changed), 0),
+        _across(by),
+    )
+
+
+def _has_part(each: model.SteppedParameter) -> bool:
+    return each.before is None or each.before.numel > 0
+
+
+def _said(texts: Mapping[int, str]) -> str:
+    """One text for all ranks, or who has which."""
+    return model.said_by(texts) if len(set(texts.values())) > 1 else next(iter(texts.values()), "")
+
+
+def _own(by: _By) -> _Fact:
+    """What each rank's own backwards brought."""
+    lack = [rank for rank, each in by.items() if each.own is None]
+    first = next((each for each in by.values() if each.own is not None), None)
+    if first is None:
+        return "none", 3 * any(each.steps for each in by.values())
+    if first.steps and first.earlier:
+        return f"includes {model.counted(first.earlier, 'backward')} of earlier steps", 2
+    many = f", {first.backwards} backwards" * (first.backwards > 1)
+    if lack:
+        return f"none on {model.name_ranks(lack)}{many}", 1
+    equal = len(by) > len({each.own for each in by.values()}) == 1
+    return f"{('one per rank', 'equal on all ranks')[equal]}{many}", int(equal)
+
+
+def _across(by: _By) -> _Fact:
+    """Whether it has the same values on all ranks afterwards."""
+    groups = model.by_value({rank: each.after for rank, each in by.items()})
+    if any(each.sharded for each in by.values()):
+        return "sharded", 0
+    if len(groups) == 1:
+        return "same" if len(by) > 1 else f"on {model.name_ranks(by)} alone", 0
+    apart = f": {' | '.join(model.name_ranks(ranks) for ranks, _ in groups)}"
+    return f"differs{apart if len(groups) < len(by) else ''}", 5
+
+
+# -- how the gradient that was used comes of the ranks' own ------------------------------
+
+
+def _used(by: _By, factors: list[float]) -> _Fact:
+    if unusual := _not_a_mix(by):
+        return unusual
+    origins = {rank: _origin(rank, by, factors) for rank in by}
+    told = {rank: text for rank, text in origins.items() if text}
+    said = _said(told) or "not read"
+    # Shards differ as they should, but not in how they come of the ranks' own.
+    sharded = any(each.sharded for each in by.values())
+    apart = len(set(told.values() if sharded else [e.used_digest for e in by.values()])) > 1
+    if apart or "not averaged" in said:
+        return said, 5
+    return said, 2 * said.startswith(("sum", _UNLIKE))
+
+
+def _not_a_mix(by: _By) -> _Fact | None:
+    """What there is to say of the gradients that were used before their values are compared."""
+    digests = {rank: each.used_digest for rank, each in by.items()}
+    bad = [rank for rank, each in digests.items() if each is not None and not each.finite]
+    if not any(digests.values()):
+        return "none", 3 * any(each.own and each.steps for each in by.values())
+    if bad:
+        return f"NaN or infinite on {model.name_ranks(bad)}", 5
+    differ = len({each.steps for each in by.values()}) > 1
+    return ("ranks are at different steps", 5) if differ else None
+
+
+def _origin(rank: int, by: _By, factors: list[float]) -> str:
+    """How one rank's gradient comes of all ranks' own; empty without a value of it."""
+    used, among = by[rank].used, by[rank].group or by
+    if used is None:
+        return "none"
+    places = [place for place, value in enumerate(used) if value is not None]
+    columns = {other: values for other in by if (values := _at(places, by[other].own))}
+    columns = {other: values for other, values in columns.items() if other in among}
+    target = _at(places, used)
+    if not target or rank not in columns:
+        return ""
+    return _fitted(target, columns, rank, factors) if any(target) else "zeros"
+
+
+def _at(places: Sequence[int], sample: Sequence[float | None] | None) -> list[float]:
+    """The values at these places, none where one is missing: it is on other ranks alone.
+
+    A rank that did not use the parameter, and has no sample, brings zeros.
+    """
+    if sample is None:
+        return [0.0] * len(places)
+    values = [value for place in places if (value := sample[place]) is not None]
+    return values if len(values) == len(places) else []
+
+
+def _fitted(
+    target: Sequence[float], columns: Mapping[int, list[float]], rank: int, factors: list[float]
+) -> str:
+    """Name what `target` is a multiple of; a factor that is none of `factors` is put there."""
+    count, own = len(columns), columns[rank]
+    mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
+    equal = len(set(map(tuple, columns.values()))) == 1 < count
+    mixes = {f"mean of {count} ranks": mean, "own gradient": own}
+    # Of a few values some factor makes nearly anything of anything. And whole ones come first:
+    # where ranks' gradients are multiples of each other, several fit.
+    best = [sum(map(mul, target, v)) / max(sum(map(mul, v, v)), 1e-300) for v in mixes.values()]
+    new = best * (len(target) >= 4)
+    for factor, (name, values) in product((1.0, count, 1 / count, *factors, *new), mixes.items()):
+        if math.dist(target, [factor * v for v in values]) > _TOLERANCE * math.hypot(*target):
+            continue
+        factors += [factor] * (factor in new)
+        times = f" x {factor:.3g}" * (abs(factor - 1) > _TOLERANCE)
+        if equal or count == 1:
+            return f"own gradient{times}{', equal on all ranks' * equal}"
+        if values is own:
+            return f"{name}{times}, not averaged"
+        return f"sum of {count} ranks" if times == f" x {count}" else f"{name}{times}"
+    return _UNLIKE
