@@ -12,7 +12,8 @@ from string import Formatter
 import pytest
 
 import ddp_notebook
-from ddp_notebook.diagnosis import catalogue
+from ddp_notebook.diagnosis import catalogue, error_texts
+from ddp_notebook.diagnosis.setup.torch_errors import MEANINGS
 from ddp_notebook.model import Category
 
 PACKAGE = Path(ddp_notebook.__file__).parent
@@ -29,7 +30,7 @@ class _Typical(str):
     """A fact as long as most are, whatever form is asked for."""
 
     def __format__(self, spec: str) -> str:
-        return spec.partition("|")[2] or str(self)
+        return "0,2-4" if spec == "set" else spec.partition("|")[2] or str(self)
 
 
 class _AnyFact(dict[str, _Typical]):
@@ -40,6 +41,18 @@ class _AnyFact(dict[str, _Typical]):
 
 def facts_in(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def named_in_tables() -> set[str]:
+    """The kinds that the package names outside of calls of the catalogue."""
+    known = {f"{category}.{kind}" for category, kind in KINDS}
+    texts = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    return {
+        node.value
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known
+    }
 
 
 def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
@@ -54,7 +67,8 @@ def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
                 "catalogue.words",
             ):
                 given = {keyword.arg for keyword in node.keywords}
-                for key in ast.walk(node.args[0]):
+                of_tables = isinstance(node.args[0], ast.JoinedStr)
+                for key in [] if of_tables else ast.walk(node.args[0]):
                     if isinstance(key, ast.Constant) and isinstance(key.value, str):
                         names = None if None in given else {name for name in given if name}
                         yield path.name, node.lineno, key.value, names
@@ -70,14 +84,14 @@ def test_each_category_has_a_page_in_sentences(category: Category) -> None:
     assert max(map(len, shown.splitlines())) < 350
 
 
-@pytest.mark.parametrize(("category", "kind"), KINDS, ids=".".join)
+@pytest.mark.parametrize(("category", "kind"), KINDS, ids=map(".".join, KINDS))
 def test_a_kind_is_short_and_says_what_to_do(category: str, kind: str) -> None:
     templates = catalogue.entry(category)["kinds"][kind]
     whole = re.sub("<<|>>", "", " ".join(templates["title"].split()))
     title = Formatter().vformat(whole, (), _AnyFact())
     assert len(title) <= 100, title
     assert not title.endswith(".")
-    assert templates["fix"].rstrip("`").endswith("."), templates["fix"]
+    assert templates["fix"].rstrip("`>").endswith("."), templates["fix"]
 
 
 def test_each_call_gives_the_facts_that_the_words_need() -> None:
@@ -97,12 +111,30 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
         ):
             wrong.append(f"{file}:{line}: {key} has no fact, or no use, for {sorted(lacks)}")
     assert not wrong, "\n".join(wrong)
+    for key in named_in_tables():
+        category, _, kind = key.partition(".")
+        used[category, kind].update(("title", "fix"))
     unused = {
         f"{category}.{kind}.{part}"
         for category, kind in KINDS
         for part in catalogue.entry(category)["kinds"][kind].keys() - used[category, kind]
     }
     assert not unused
+
+
+def test_what_an_error_of_torch_means_needs_no_more_than_its_text() -> None:
+    for meaning in MEANINGS:
+        category, kind = meaning.kind.split(".")
+        templates = catalogue.entry(category)["kinds"][kind]
+        named = facts_in(templates["title"]) | facts_in(templates["fix"])
+        assert named <= GIVEN | {"found"}, meaning.kind
+        found = catalogue.finding(meaning.kind, (1,), found="nccl")
+        assert " ()" not in found.sentence and "  " not in found.sentence
+
+
+def test_each_text_that_can_mean_several_things_is_explained() -> None:
+    of = {text.text for text in error_texts._TEXTS}
+    assert of == catalogue.entry("texts")["kinds"].keys()
 
 
 def test_a_template_agrees_in_number_and_leaves_out_what_is_unknown(

@@ -33,7 +33,6 @@ from ddp_notebook.model import (
     agree,
     at_place,
     by_value,
-    format_ranks,
     name_ranks,
     them,
     verb,
@@ -271,13 +270,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
         )
     paused = case.where(Activity.HELD)
     if paused:
-        yield catalogue.finding(
-            "straggler.paused",
-            paused,
-            waiting=case.waiting,
-            passing=True,
-            set_of_ranks=format_ranks(paused),
-        )
+        yield catalogue.finding("straggler.paused", paused, waiting=case.waiting, passing=True)
 
 
 # -- data workers ------------------------------------------------------------------------
