@@ -49,6 +49,7 @@ def page(category: Category) -> str:
 def finding(
     kind: str,
     ranks: Ranks,
+    /,
     *,
     waiting: Ranks = (),
     evidence: tuple[str, ...] = (),
@@ -77,7 +78,7 @@ def finding(
     )
 
 
-def words(key: str, **facts: object) -> str:
+def words(key: str, /, **facts: object) -> str:
     """Fill the template ``category.kind.part`` with facts; the sentence begins with a capital."""
     category, kind, part = key.split(".")
     template = " ".join(entry(category)["kinds"][kind][part].split())

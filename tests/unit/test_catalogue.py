@@ -55,8 +55,8 @@ def named_in_tables() -> set[str]:
     }
 
 
-def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
-    """Each call that names a kind: file, line, key, and the facts given (None for ``**``)."""
+def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
+    """Each call that names kinds: its place, the keys, and the facts given (None for ``**``)."""
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         if "catalogue" not in text:
@@ -68,10 +68,13 @@ def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
             ):
                 given = {keyword.arg for keyword in node.keywords}
                 of_tables = isinstance(node.args[0], ast.JoinedStr)
-                for key in [] if of_tables else ast.walk(node.args[0]):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        names = None if None in given else {name for name in given if name}
-                        yield path.name, node.lineno, key.value, names
+                keys = [
+                    each.value
+                    for each in ast.walk(node.args[0])
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+                names = None if None in given else {name for name in given if name}
+                yield f"{path.name}:{node.lineno}", [] if of_tables else keys, names
 
 
 @pytest.mark.parametrize("category", Category)
@@ -96,20 +99,23 @@ def test_a_kind_is_short_and_says_what_to_do(category: str, kind: str) -> None:
 
 def test_each_call_gives_the_facts_that_the_words_need() -> None:
     used, wrong = defaultdict(set), []
-    for file, line, key, given in calls():
-        category, kind, *part = key.split(".")
-        templates = catalogue.entry(category)["kinds"].get(kind)
-        if templates is None:
-            wrong.append(f"{file}:{line}: no kind {key}")
-            continue
-        parts = part or ["title", "fix"]
-        used[category, kind].update(parts)
-        named = set().union(*(facts_in(templates[each]) for each in parts))
-        other = {"waiting", "evidence", "passing", "sides"} if not part else set()
-        if given is not None and (
-            lacks := (named - given - (GIVEN if not part else set())) | (given - named - other)
-        ):
-            wrong.append(f"{file}:{line}: {key} has no fact, or no use, for {sorted(lacks)}")
+    for place, keys, given in calls():
+        useful = set()
+        for key in keys:
+            category, kind, *part = key.split(".")
+            templates = catalogue.entry(category)["kinds"].get(kind)
+            if templates is None:
+                wrong.append(f"{place}: no kind {key}")
+                continue
+            parts = part or ["title", "fix"]
+            used[category, kind].update(parts)
+            named = set().union(*(facts_in(templates[each]) for each in parts))
+            useful |= named | (set() if part else {"waiting", "evidence", "passing", "sides"})
+            lacks = named - (given or set()) - (set() if part else GIVEN)
+            if given is not None and lacks:
+                wrong.append(f"{place}: {key} has no fact for {sorted(lacks)}")
+        if keys and given is not None and given - useful:
+            wrong.append(f"{place}: {keys} have no use for {sorted(given - useful)}")
     assert not wrong, "\n".join(wrong)
     for key in named_in_tables():
         category, _, kind = key.partition(".")
