@@ -97,14 +97,21 @@ def _absent(
     call = Collective(waiting[0].rank, 0, called, api=called, path=path)
     test = context.sources.condition(call, None, here, ranks)
     decides = test is not None and test.decides >= Varies.BY_RANK
-    advice = "in-a-script" if context.case.script else "in-a-cell"
-    facts = []
-    for e in (context.reports[rank] for rank in ranks):
-        error = raised_words(e.error.type, e.error.text, e.error.at)
-        part = "raised" if e.activity is Activity.FAILED else "idle"
-        facts.append(
-            catalogue.words(f"missing-rank.never-called.{part}", ranks=(e.rank,), error=error)
+    advice = catalogue.words(
+        "missing-rank.never-called.in-a-script"
+        if context.case.script
+        else "missing-rank.never-called.in-a-cell"
+    )
+    facts = [
+        catalogue.words(
+            "missing-rank.never-called.raised",
+            ranks=(e.rank,),
+            error=raised_words(e.error.type, e.error.text, e.error.at),
         )
+        if e.activity is Activity.FAILED
+        else f"rank {e.rank} is idle"
+        for e in (context.reports[rank] for rank in ranks)
+    ]
     if test is not None and decides:
         facts.append(f"{test.place}: {test.place.text}")
     return catalogue.finding(
@@ -114,7 +121,7 @@ def _absent(
         evidence=tuple(facts),
         call=called,
         test=test.quoted if test is not None and decides else "",
-        advice="" if decides else catalogue.words(f"missing-rank.never-called.{advice}"),
+        advice="" if decides else advice,
     )
 
 
@@ -279,10 +286,11 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
 
 def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
     due = next(worker for _, worker in of if worker.due)
-    part = "fact" if due.stopped else "stuck"
     facts = [
         catalogue.words(
-            f"dataloader-deadlock.stopped.{part}",
+            "dataloader-deadlock.stopped.fact"
+            if due.stopped
+            else "dataloader-deadlock.locked.fact",
             ranks=(rank,),
             pid=worker.pid,
             still_s=worker.still_s,
