@@ -22,6 +22,7 @@ KINDS = [
     for category in Category
     for kind in catalogue.entry(category).get("kinds", {})
 ]
+_KEY = re.compile(r"[a-z-]+(\.[a-z-]+){1,2}")
 GIVEN = {"ranks", "waiting"}
 """The facts that each title and fix can name."""
 
@@ -43,16 +44,11 @@ def facts_in(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def named_in_tables() -> set[str]:
-    """The kinds that the package names outside of calls of the catalogue."""
-    known = {f"{category}.{kind}" for category, kind in KINDS}
+def texts_of_the_package() -> set[str]:
+    """Every text of the package that may be the key of a kind, or of a part of one."""
     texts = (path.read_text() for path in PACKAGE.rglob("*.py"))
-    return {
-        node.value
-        for text in texts
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known
-    }
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    return {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
 
 
 def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
@@ -67,14 +63,13 @@ def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
                 "catalogue.words",
             ):
                 given = {keyword.arg for keyword in node.keywords}
-                of_tables = isinstance(node.args[0], ast.JoinedStr)
                 keys = [
                     each.value
                     for each in ast.walk(node.args[0])
-                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    if isinstance(each, ast.Constant) and _KEY.fullmatch(str(each.value))
                 ]
                 names = None if None in given else {name for name in given if name}
-                yield f"{path.name}:{node.lineno}", [] if of_tables else keys, names
+                yield f"{path.name}:{node.lineno}", keys, names
 
 
 @pytest.mark.parametrize("category", Category)
@@ -117,13 +112,13 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
         if keys and given is not None and given - useful:
             wrong.append(f"{place}: {keys} have no use for {sorted(given - useful)}")
     assert not wrong, "\n".join(wrong)
-    for key in named_in_tables():
-        category, _, kind = key.partition(".")
-        used[category, kind].update(("title", "fix"))
+    names = texts_of_the_package()  # a table, or a variable, may have them as well
     unused = {
-        f"{category}.{kind}.{part}"
+        key
         for category, kind in KINDS
         for part in catalogue.entry(category)["kinds"][kind].keys() - used[category, kind]
+        if not names.intersection((key := f"{category}.{kind}.{part}", f"{category}.{kind}"))
+        or (part not in ("title", "fix") and key not in names)
     }
     assert not unused
 
