@@ -90,11 +90,8 @@ def _why_missing(context: Context, missing: Mapping[int, RankReport]) -> Finding
     elif one_path and all(e.error.path_exists for e in missing.values()):
         kind = "filesystem.needed-early"
     elif elsewhere is not None:
-        kind, makers, made_in = (
-            "wrong-path-on-rank.elsewhere",
-            elsewhere[1],
-            str(elsewhere[0].parent),
-        )
+        kind, (path, makers) = "wrong-path-on-rank.elsewhere", elsewhere
+        made_in = str(path.parent)
     else:
         return None
     return catalogue.finding(
@@ -167,7 +164,7 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         "store-gone.file-deleted-by" if culprits else "store-gone.file-deleted",
         culprits,
         waiting=context.victims,
-        evidence=(lost, *((f"{name_ranks(culprits)}: {place}: {place.text}",) if place else ())),
+        evidence=(lost, *((f"{name_ranks(culprits)}: {way_to_error((place,))}",) if place else ())),
         name=PurePath(path).name,
         needed_by=ranks,
     )

@@ -120,7 +120,7 @@ def _absent(
         waiting=context.case.waiting,
         evidence=tuple(facts),
         call=called,
-        test=test.quoted if test is not None and decides else "",
+        test=test.quoted.rstrip(":") if test is not None and decides else "",
         advice="" if decides else advice,
     )
 
