@@ -171,17 +171,18 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         right, culprits, who = expected, tuple(sorted(values)), ("the session's store",)
     wrong = {values[rank] for rank in culprits}
     # A port that was chosen for this start, by whomever, is another one at the next.
-    for_all = name if name == "MASTER_PORT" and right != expected else ""
+    shown = f"`{name}`" if name.isupper() else name
+    for_all = shown if name == "MASTER_PORT" and right != expected else ""
     return catalogue.finding(
         "env-mismatch.differs" if len(wrong) == 1 else "env-mismatch.differ",
         culprits,
         waiting=case.waiting,
         evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
-        name=name,
+        name=shown,
         setting=_setting(name, *wrong) if len(wrong) == 1 else "",
         majority=who,
         right=right,
-        launched=name if right == expected else "",
+        launched=shown if right == expected else "",
         for_all=for_all,
         correct="" if for_all or right == expected else _setting(name, right),
     )

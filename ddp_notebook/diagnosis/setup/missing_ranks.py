@@ -306,6 +306,6 @@ def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
         tuple(dict(of)),
         waiting=waiting,
         evidence=tuple(facts),
-        workers=len(of),
+        workers=tuple(str(worker.pid) for _, worker in of),
         pids=" ".join(str(worker.pid) for _, worker in of if worker.stopped),
     )
