@@ -174,7 +174,7 @@ def test_a_rank_that_listens_at_loopback_alone_is_found_by_those_on_other_hosts(
     assert (finding.category, finding.ranks) == (Category.HOSTNAME_LOOPBACK, (1,))
     assert finding.cause.startswith("Rank 1 listens at 127.0.0.1:40001 of node-b")
     assert "ranks 0,2 on other hosts" in finding.cause
-    assert "GLOO_SOCKET_IFNAME on rank 1" in finding.remedy
+    assert "`GLOO_SOCKET_IFNAME` on rank 1" in finding.remedy
     assert finding.evidence == ("rank 1 listens at 127.0.0.1:40001", f"rank 0: {MESH}")
 
 
