@@ -4,6 +4,7 @@ A rule names a kind (``straggler.stopped``) and gives facts; `finding` fills the
 fix with them. In a template:
 
 - ``{call}`` is a fact: ranks as "ranks 0, 1 and 3", other tuples as "a, b and c";
+- ``{ranks:set}`` is how ranks are typed: "0,2-4";
 - ``{ranks:waits|wait}`` is the form that goes with how many there are, and of a number the number
   with its noun: ``{steps:step|steps}`` is "3 steps";
 - ``<<, in {where}>>`` is left out where a fact in it is empty.
@@ -20,7 +21,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from ddp_notebook.model import Category, Finding, Ranks, Side, agree, name_ranks
+from ddp_notebook.model import Category, Finding, Ranks, Side, agree, format_ranks, name_ranks
 
 
 @cache
@@ -48,6 +49,7 @@ def page(category: Category) -> str:
 def finding(
     kind: str,
     ranks: Ranks,
+    /,
     *,
     waiting: Ranks = (),
     evidence: tuple[str, ...] = (),
@@ -58,9 +60,9 @@ def finding(
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
     `ranks` and `waiting` are facts of the templates, too. The magics that the fix has in backticks
-    are the commands of the finding.
+    are the commands of the finding, as far as they can be run as they stand.
     """
-    facts |= {"ranks": ranks, "waiting": waiting}
+    facts |= {"ranks": ranks, "waiting": tuple(rank for rank in waiting if rank not in ranks)}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)
     return Finding(
         Category(kind.partition(".")[0]),
@@ -70,13 +72,13 @@ def finding(
         waiting,
         evidence,
         passing,
-        tuple(re.findall(r"`(%[^`]+)`", fix)),
+        tuple(_COMMANDS.findall(fix)),
         sides,
         titled=True,
     )
 
 
-def words(key: str, **facts: object) -> str:
+def words(key: str, /, **facts: object) -> str:
     """Fill the template ``category.kind.part`` with facts; the sentence begins with a capital."""
     category, kind, part = key.split(".")
     template = " ".join(entry(category)["kinds"][kind][part].split())
@@ -85,6 +87,7 @@ def words(key: str, **facts: object) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+_COMMANDS = re.compile(r"`(%ddp_(?:abort|where|why|(?:restart|step) --ranks)\b[^`]*)`")
 _OPTIONAL = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
@@ -102,6 +105,8 @@ class _Facts(Formatter):
             if isinstance(value, int):
                 return f"{value:,} {one if value == 1 else many}"
             return agree(value, one, many)
+        if format_spec == "set":
+            return format_ranks(value)
         if isinstance(value, tuple | list):
             if all(isinstance(each, int) for each in value):
                 return name_ranks(value)

@@ -175,6 +175,8 @@ def stuck(diagnosis: Diagnosis) -> Stuck:
     """Return the error of a run whose ranks no longer make progress."""
     lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
-        lines.append(f"What to do: {diagnosis.findings[0].remedy}")
-    lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+        lines.append(f"Fix: {diagnosis.findings[0].remedy}")
+    lines.append(
+        "The ranks stay as they are. Look closer: %ddp_why. Free them: %ddp_abort (variables stay)"
+    )
     return Stuck("\n".join(lines), diagnosis)
