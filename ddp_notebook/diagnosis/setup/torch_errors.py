@@ -94,6 +94,7 @@ MEANINGS = (
         "Use init_process_group('gloo') on CPUs; or let the process see a GPU "
         f"(CUDA_VISIBLE_DEVICES); or, {_AS_IT_IS}",
     ),
+    # https://github.com/karpathy/nanoGPT/issues/281, https://github.com/pytorch/pytorch/issues/1040
     _meaning(
         r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
         r"|module 'torch\._C' has no attribute '_cuda_|dummy base class \w*[Cc]uda"
@@ -130,11 +131,15 @@ MEANINGS = (
         "CUDA_LAUNCH_BLOCKING=1 in the environment shows the one that failed, most often an index "
         "out of range",
     ),
+    # https://github.com/huggingface/accelerate/issues/1192 (ECC),
+    # https://github.com/pytorch/pytorch/issues/58155 (NVLink),
+    # https://github.com/pytorch/pytorch/issues/43685 (lost)
     _meaning(
-        r"uncorrectable ECC error encountered",
+        r"(uncorrectable (?:ECC|NVLink) error|hardware stack error|GPU is lost|fallen off the bus)",
         Category.EXCEPTION_ON_ONE_RANK,
-        "its GPU has a memory error (ECC), and no CUDA call of this process works any more",
-        "Take the GPU out of use: nvidia-smi -q -d ECC shows its state, and a reset may clear it",
+        "its GPU has a hardware error ({0}), and no CUDA call of this process works any more",
+        "Replace the process (%ddp_restart), and take the GPU out of use (%ddp_init --gpus): "
+        "`nvidia-smi -q -d ECC` and `sudo dmesg | grep Xid` show its state, a reset may clear it",
     ),
     # https://github.com/lllyasviel/Omost/issues/120
     _meaning(
@@ -144,9 +149,26 @@ MEANINGS = (
         "NVIDIA's driver on its host is too old for this build of torch ({0})",
         "Install a newer driver there, or a torch that was built for an older CUDA",
     ),
-    # https://github.com/NVIDIA/nccl/issues/473
+    # https://github.com/NVIDIA/nccl/issues/1837,
+    # https://github.com/marin-community/marin/issues/6940
     _meaning(
-        r"unhandled system error|ncclSystemError",
+        r"no socket interface found|with family \d+ is neither AF_INET",
+        Category.WRONG_INTERFACE,
+        "NCCL found no network interface that it may use (NCCL_SOCKET_IFNAME)",
+        "Unset NCCL_SOCKET_IFNAME, or name an interface that is up on this host (`ip addr` lists "
+        "them; it may differ between hosts)",
+    ),
+    # https://github.com/ray-project/ray_lightning/issues/24
+    _meaning(
+        r"peer access is not supported between these two devices",
+        Category.GPU_MAPPING,
+        "its GPU may not read the memory of another rank's GPU directly (P2P), and NCCL tried to",
+        "NCCL_P2P_DISABLE=1 in the environment of all ranks has NCCL go through the hosts' memory; "
+        "`nvidia-smi topo -p2p r` shows which GPUs may",
+    ),
+    # https://github.com/NVIDIA/nccl/issues/473, https://github.com/NVIDIA/nccl/issues/342 (/dev/shm)
+    _meaning(
+        r"unhandled system error|ncclSystemError|(?:creating|attaching to) shared memory segment",
         Category.RESOURCE_STARVED,
         "a system call of NCCL's failed: for shared memory, a socket or memory",
         "In a container give it a larger /dev/shm (docker run --shm-size=8g, or --ipc=host); "
@@ -164,11 +186,14 @@ MEANINGS = (
         "init_process_group is called, and there is a group already",
         "Call it once, or dist.destroy_process_group() before",
     ),
+    # https://github.com/awslabs/keys_values/issues/92: three of the others are ranks of the job
     _meaning(
-        r"CUDA out of memory.*?(Process \d+ has [\d.]+ \wiB) memory in use",
+        r"CUDA out of memory.*?Process \d+ has [\d.]+ \wiB memory in use",
         Category.OOM_ON_ONE_RANK,
-        "its GPU has no memory left, of which others hold a part ({0})",
-        "End what is not of this job (nvidia-smi lists it), or give the rank another GPU",
+        "its GPU has no memory left, of which others hold a part",
+        "End what is not of this job (nvidia-smi lists it), or give the rank another GPU; a rank "
+        "stays on its own with torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before all "
+        "else of CUDA",
     ),
     _meaning(
         r"can't allocate memory|out of memory|cannot allocate memory|DefaultCPUAllocator",
@@ -382,12 +407,21 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         may_be = meaning.category is not Category.ENV_INVALID or _ENVIRONMENT.search(line)
         if match and may_be:
             cause, remedy = meaning.words(match)
-            return meaning.category, cause, f"{remedy}."
+            return meaning.category, f"{cause}{_holders(e, case)}", f"{remedy}."
     if e.error.type == "MemoryError":
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
     return _raised_own(e, case)
+
+
+def _holders(e: RankReport, case: Case) -> str:
+    """Return who else holds the memory of a rank's GPU, by torch's own words about it."""
+    # In a container the driver may count processes otherwise: then no rank has such a number.
+    ranks = {other.process.pid: f"rank {other.rank}" for other in case.ranks}
+    words = re.findall(r"Process (\d+) has ([\d.]+ \wiB) memory in use", e.error.text)
+    held = [f"{ranks.get(int(pid)) or f'process {pid}'} {size}" for pid, size in words]
+    return f" ({', '.join(held)})" if held else ""
 
 
 def _raised_own(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
