@@ -166,7 +166,7 @@ MEANINGS = (
         "NCCL_P2P_DISABLE=1 in the environment of all ranks has NCCL go through the hosts' memory; "
         "`nvidia-smi topo -p2p r` shows which GPUs may",
     ),
-    # https://github.com/NVIDIA/nccl/issues/473, https://github.com/NVIDIA/nccl/issues/342 (/dev/shm)
+    # https://github.com/NVIDIA/nccl/issues/473, https://github.com/NVIDIA/nccl/issues/342
     _meaning(
         r"unhandled system error|ncclSystemError|(?:creating|attaching to) shared memory segment",
         Category.RESOURCE_STARVED,

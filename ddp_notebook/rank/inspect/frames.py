@@ -201,7 +201,9 @@ class UserCode:
             folder = f"{entry.rstrip(os.sep)}{os.sep}"
             if entry not in self._installed:
                 with contextlib.suppress(OSError):
-                    own = any(path.startswith(folder) for path in (*self._scripts, f"{Path.cwd()}/"))
+                    own = any(
+                        path.startswith(folder) for path in (*self._scripts, f"{Path.cwd()}/")
+                    )
                     has = not own and next(Path(entry).glob("*.dist-info"), None) is not None
                     self._installed[entry] = has
             if self._installed.get(entry):
