@@ -81,8 +81,8 @@ def run_as(module: str, source: str, lock: Any) -> FrameType:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("torch.amp.grad_scaler", "sum(v.item() for v in optimizer_state['found_inf_per_device']"),
-        ("torch.distributed.fsdp._fully_shard._fsdp_collectives", ".wait_event("),
+        ("torch.amp.grad_scaler", "sum(v.item() for v in optimizer_state["),
+        ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "_event.synchronize()"),
         ("torch.cuda.streams", "super().synchronize()"),
         ("torch._tensor_str", ".item()"),
         ("torch.autograd.graph", ".run_backward("),

@@ -197,14 +197,13 @@ class UserCode:
         The installer has left what it knows of each library in such a folder. The working folder
         and that of a script are the user's, whatever was installed there.
         """
-        for entry in sys.path:
+        for entry in filter(None, sys.path):
             folder = f"{entry.rstrip(os.sep)}{os.sep}"
             if entry not in self._installed:
                 with contextlib.suppress(OSError):
-                    own = any(
-                        path.startswith(folder) for path in (*self._scripts, f"{Path.cwd()}/")
-                    )
-                    has = not own and next(Path(entry).glob("*.dist-info"), None) is not None
+                    own = (*self._scripts, f"{Path.cwd()}{os.sep}")
+                    has = not any(path.startswith(folder) for path in own)
+                    has = has and next(Path(entry).glob("*.dist-info"), None) is not None
                     self._installed[entry] = has
             if self._installed.get(entry):
                 yield folder
