@@ -98,7 +98,8 @@ def examine(
         ),
         "devices": lambda: gpu_checks.check_devices(world_size, backend, pool, torch),
         "GPUs": lambda: gpu_checks.check_gpus(gpus if pool else (), links, ranks),
-        "GPU driver": lambda: gpu_checks.check_gpu_state(links, str(torch.get("cuda_build") or "")),
+        "GPU driver": lambda: gpu_checks.check_driver(links, str(torch.get("cuda_build") or "")),
+        "GPU faults": lambda: gpu_checks.check_gpu_faults(links),
         "GPU links": lambda: gpu_checks.check_gpu_links(links),
         "InfiniBand": lambda: gpu_checks.check_infiniband(
             infiniband_ports() if nccl else {}, environment

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_notebook.doctor.checks import SHARED_MEMORY, as_init_says
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
-from ddp_notebook.launch.gpu_links import Links
+from ddp_notebook.launch.gpu_links import GpuState, Links
 from ddp_notebook.launch.gpu_use import process_name
 from ddp_notebook.model import agree, counted, format_bytes
 from ddp_notebook.model.doctor import Check
@@ -40,23 +40,24 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
         return Check.failure(
             name, f"{value} names GPU {twice[0]} twice: CUDA then finds no GPU", remedy
         )
-    for number, word in enumerate(words):
-        missing = not _index(word, gpus) and (bool(gpus) or usable == 0)
-        if word in _HIDING:
-            hidden = [each for each in words[number + 1 :] if each not in _HIDING]
-            if hidden:
-                found = f"{value}: CUDA ends the list at {word!r}, and does not see {hidden[0]}"
-                return Check.warning(name, found, remedy)
-        elif missing:
-            return Check.failure(
-                name,
-                f"{value} names GPU {word}, but there is: {indices}; CUDA ignores it and all "
-                "after it",
-                remedy,
-            )
-        elif word.startswith("MIG-") and words[number + 1 :]:
-            found = f"{value}: of parts of GPUs (MIG) a process of CUDA sees the first one only"
-            return Check.warning(name, found, f"Name that one: export {name}={word}")
+    number, word = next(
+        ((n, w) for n, w in enumerate(words) if w in _HIDING or not _index(w, gpus)),
+        (len(words), ""),
+    )
+    part = next((w for w in words[: len(words) - 1] if w.startswith("MIG-")), "")
+    later = next((w for w in words[number:] if w not in _HIDING), "")
+    if part:
+        found = f"{value}: of parts of GPUs (MIG) a process of CUDA sees the first one only"
+        return Check.warning(name, found, f"Name that one: export {name}={part}")
+    if word in _HIDING and later:
+        found = f"{value}: CUDA ends the list at {word!r}, and does not see {later}"
+        return Check.warning(name, found, remedy)
+    if later and (gpus or usable == 0):
+        return Check.failure(
+            name,
+            f"{value} names GPU {word}, but there is: {indices}; CUDA ignores it and all after it",
+            remedy,
+        )
     return Check.ok(name, value)
 
 
@@ -104,14 +105,7 @@ def check_gpus(gpus: Sequence[Gpu], links: Links, ranks: Mapping[int, int]) -> t
     """The GPUs have free memory; who uses them is said. `ranks` maps pids to ranks."""
     if not gpus:
         return ()
-    held = {
-        state.gpu: ", ".join(
-            f"{process_name(pid, ranks)} {format_bytes(size) if size else ''}".rstrip()
-            for pid, size in state.users
-        )
-        for state in links.states
-        if state.users
-    }
+    held = {state.gpu: _users(state, ranks) for state in links.states if state.users}
     full = [g for g in gpus if g.total_bytes - g.used_bytes < 0.1 * g.total_bytes]
     if not full:
         by = "".join(f"; GPU {gpu}: {users}" for gpu, users in held.items())
@@ -124,29 +118,38 @@ def check_gpus(gpus: Sequence[Gpu], links: Links, ranks: Mapping[int, int]) -> t
     return (Check.warning("GPU memory", found, remedy + (free or "…")),)
 
 
-def check_gpu_state(links: Links, cuda_build: str) -> tuple[Check, ...]:
-    """The driver supports torch's CUDA, `cuda_build`; no GPU is divided or has memory errors."""
+def _users(state: GpuState, ranks: Mapping[int, int]) -> str:
+    """Return the processes that use a GPU, in words; the driver of a container may hide sizes."""
+    return ", ".join(
+        f"{process_name(pid, ranks)} {format_bytes(size) if size else ''}".rstrip()
+        for pid, size in state.users
+    )
+
+
+def check_driver(links: Links, cuda_build: str) -> tuple[Check, ...]:
+    """The driver supports torch's CUDA, `cuda_build`."""
     if not links.states:
         return ()
-    made = []
     found = f"{links.driver or 'unknown'}, for CUDA {links.cuda or '?'} and older"
     # Within one major version a newer CUDA works with an older driver.
     build, most = (int(f"0{text.partition('.')[0]}") for text in (cuda_build, links.cuda))
     if most and build > most:
         remedy = "Install a newer driver, or a torch that was built for an older CUDA"
         found = f"{found}: torch was built for CUDA {cuda_build}"
-        made.append(Check.warning("GPU driver", found, remedy))
-    else:
-        if any(state.persistent is False for state in links.states):
-            # https://docs.nvidia.com/deploy/driver-persistence/
-            found += "; persistence mode is off: the first use of idle GPUs takes seconds"
-        made.append(Check.ok("GPU driver", found))
+        return (Check.warning("GPU driver", found, remedy),)
+    if any(state.persistent is False for state in links.states):
+        # https://docs.nvidia.com/deploy/driver-persistence/
+        found += "; persistence mode is off: the first use of idle GPUs takes seconds"
+    return (Check.ok("GPU driver", found),)
+
+
+def check_gpu_faults(links: Links) -> tuple[Check, ...]:
+    """No GPU is divided, or has memory errors; nothing is said of sound ones."""
     parts = [state.gpu for state in links.states if state.parts]
-    if parts:
-        remedy = "One rank for one part (nvidia-smi -L): export CUDA_VISIBLE_DEVICES=MIG-…. "
-        remedy += f"Undivided, while idle: sudo nvidia-smi -i {parts[0]} -mig 0"
-        found = f"GPU {', '.join(parts)} divided (MIG): all its ranks share the first part"
-        made.append(Check.warning("GPU parts", found, remedy))
+    found = f"GPU {', '.join(parts)} divided (MIG): all its ranks share the first part"
+    remedy = "One rank for one part (nvidia-smi -L): export CUDA_VISIBLE_DEVICES=MIG-…. "
+    remedy += f"Undivided, while idle: sudo nvidia-smi -i {','.join(parts)} -mig 0"
+    made = [Check.warning("GPU parts", found, remedy)] if parts else []
     made += [
         Check.warning(
             f"GPU {state.gpu} errors",

@@ -132,58 +132,57 @@ def read(gpus: Sequence[str]) -> Links:
     try:
         ask = functools.partial(_answer, pynvml)
         handles = {
-            gpu: ask("DeviceGetHandleByIndex", int(gpu))
+            gpu: ask(None, "DeviceGetHandleByIndex", int(gpu))
             if gpu.isdecimal()
-            else ask("DeviceGetHandleByUUID", gpu)
+            else ask(None, "DeviceGetHandleByUUID", gpu)
             for gpu in dict.fromkeys(gpus)
         }
         known = {gpu: handle for gpu, handle in handles.items() if handle is not None}
-        cuda = ask("SystemGetCudaDriverVersion_v2")
+        cuda = ask(0, "SystemGetCudaDriverVersion_v2")
         return Links(
             tuple(_state(ask, gpu, handle) for gpu, handle in known.items()),
             tuple(_pair(ask, *two) for two in itertools.combinations(known.items(), 2)),
-            str(ask("SystemGetDriverVersion") or ""),
+            ask("", "SystemGetDriverVersion"),
             f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
         )
     finally:
         pynvml.nvmlShutdown()
 
 
-def _answer(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return what the driver answers; None where it, or this GPU, cannot be asked that."""
+def _answer(nvml: Any, otherwise: Any, name: str, *arguments: Any) -> Any:
+    """Return what the driver answers; `otherwise` where it, or this GPU, cannot be asked that."""
     try:
         return getattr(nvml, f"nvml{name}")(*arguments)
     except (nvml.NVMLError, AttributeError):  # AttributeError: another release of pynvml
-        return None
+        return otherwise
 
 
 def _state(ask: Any, gpu: str, handle: Any) -> GpuState:
-    up = [number for number in range(_MOST_LINKS) if ask("DeviceGetNvLinkState", handle, number)]
-    speed_mb_per_s = 0
-    for value in ask("DeviceGetFieldValues", handle, [90]) or ():  # NVLINK_SPEED_MBPS_COMMON
-        speed_mb_per_s = 0 if value.nvmlReturn else value.value.uiVal
-    persistent = ask("DeviceGetPersistenceMode", handle)
-    lanes = ask("DeviceGetMaxPcieLinkWidth", handle)
-    users = ask("DeviceGetComputeRunningProcesses", handle) or ()
+    # 90: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, of one link each way.
+    speeds = [each for each in ask((), "DeviceGetFieldValues", handle, [90]) if not each.nvmlReturn]
+    persistent = ask(None, "DeviceGetPersistenceMode", handle)
+    users = ask((), "DeviceGetComputeRunningProcesses", handle)
+    pcie = (f"DeviceGetMaxPcieLink{what}" for what in ("Generation", "Width"))
+    generation, lanes = (ask(0, name, handle) for name in pcie)
     return GpuState(
         gpu,
-        len(up),
-        speed_mb_per_s / 1000,
-        (ask("DeviceGetMaxPcieLinkGeneration", handle) or 0, lanes or 0),
-        (ask("DeviceGetMigMode", handle) or (0,))[0] == 1,
+        sum(ask(0, "DeviceGetNvLinkState", handle, number) for number in range(_MOST_LINKS)),
+        speeds[0].value.uiVal / 1000 if speeds else 0.0,
+        (generation, lanes),
+        ask((0, 0), "DeviceGetMigMode", handle)[0] == 1,
         None if persistent is None else bool(persistent),
-        ask("DeviceGetTotalEccErrors", handle, 1, 0) or 0,  # uncorrected ones, since the start
+        ask(0, "DeviceGetTotalEccErrors", handle, 1, 0),  # uncorrected ones, since the start
         tuple((user.pid, user.usedGpuMemory or 0) for user in users),
     )
 
 
 def _pair(ask: Any, one: tuple[str, Any], other: tuple[str, Any]) -> Pair:
     (gpu, handle), (peer, peer_handle) = one, other
-    reads = ask("DeviceGetP2PStatus", handle, peer_handle, _READS_PEER)
-    linked = ask("DeviceGetP2PStatus", handle, peer_handle, _BY_NVLINK)
+    reads = ask(None, "DeviceGetP2PStatus", handle, peer_handle, _READS_PEER)
+    linked = ask(None, "DeviceGetP2PStatus", handle, peer_handle, _BY_NVLINK)
     return Pair(
         (gpu, peer),
-        ask("DeviceGetTopologyCommonAncestor", handle, peer_handle),
+        ask(None, "DeviceGetTopologyCommonAncestor", handle, peer_handle),
         None if reads is None else reads == _MAY,
         None if linked is None else linked == _MAY,
     )

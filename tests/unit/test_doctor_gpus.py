@@ -15,8 +15,9 @@ from nvml import FakeNvml, install
 from ddp_notebook.doctor.examination import infiniband_ports
 from ddp_notebook.doctor.gpu_checks import (
     check_devices,
+    check_driver,
+    check_gpu_faults,
     check_gpu_links,
-    check_gpu_state,
     check_gpus,
     check_infiniband,
     check_visible_devices,
@@ -129,7 +130,7 @@ def test_gpus_with_room_and_without() -> None:
     used = Links((GpuState("1", users=((NOBODY, 70 * GIB), (10, 0))),))
     found += f" by pid {NOBODY} 70 GiB, rank 3"
     expect(partial(check_gpus, full, used, {10: 3}), WARNING, found, remedy)
-    expect(partial(check_gpus, GPUS, used, {}), OK, f"room; GPU 1: pid {NOBODY} 70 GiB, pid 10")
+    expect(partial(check_gpus, GPUS, used, {}), OK, f"room; GPU 1: pid {NOBODY} 70 GiB, ")
 
 
 # -- what joins them: the driver is a stand-in -------------------------------------------------
@@ -159,9 +160,9 @@ def test_a_switch_of_nvlink_joins_every_two(monkeypatch: pytest.MonkeyPatch) -> 
     assert links.limit_gb_per_s == pytest.approx(18 * 26.562)
     words = "GPU 0, 1, 2, 3: NVLink joins every two (18 links of 26.6 GB/s each way per GPU)"
     expect(partial(check_gpu_links, links), OK, words)
-    expect(partial(check_gpu_state, links, "13.0"), OK, "580.159.04, for CUDA 13.0 and older")
+    expect(partial(check_driver, links, "13.0"), OK, "580.159.04, for CUDA 13.0 and older")
     remedy = "a torch that was built for an older CUDA"
-    expect(partial(check_gpu_state, links, "14.1"), WARNING, "built for CUDA 14.1", remedy)
+    expect(partial(check_driver, links, "14.1"), WARNING, "built for CUDA 14.1", remedy)
 
 
 def test_without_nvlink_the_slot_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +193,9 @@ def test_where_nvlink_joins_some_the_limit_is_not_known(monkeypatch: pytest.Monk
 def test_a_driver_that_knows_nothing_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     links = driver(monkeypatch, 2)
     assert links.limit_gb_per_s == 0 and links.text == "" and check_gpu_links(links) == ()
-    expect(partial(check_gpu_state, links, "12.6"), OK, "580.159.04, for CUDA ? and older")
+    expect(partial(check_driver, links, "12.6"), OK, "580.159.04, for CUDA ? and older")
     install(monkeypatch, FakeNvml(None))
-    assert gpu_links.read(["0"]) == Links() and check_gpu_state(Links(), "12.6") == ()
+    assert gpu_links.read(["0"]) == Links() and check_driver(Links(), "12.6") == ()
 
 
 def test_gpus_that_are_divided_or_have_errors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +203,10 @@ def test_gpus_that_are_divided_or_have_errors_are_named(monkeypatch: pytest.Monk
         monkeypatch,
         2,
         DeviceGetMigMode=lambda gpu: [gpu, gpu],
-        DeviceGetTotalEccErrors=lambda gpu, kind, since: (
-            7 if (gpu, kind, since) == (0, 1, 0) else 0
-        ),
+        DeviceGetTotalEccErrors=lambda *asked: 7 if asked == (0, 1, 0) else 0,
         DeviceGetPersistenceMode=0,
     )
-    state, parts, errors = check_gpu_state(links, "")
+    state, parts, errors = (*check_driver(links, ""), *check_gpu_faults(links))
     assert state.verdict is OK and "the first use of idle GPUs takes seconds" in state.found
     assert parts.found == "GPU 1 divided (MIG): all its ranks share the first part"
     assert (errors.name, errors.verdict, "7 errors" in errors.found) == (
