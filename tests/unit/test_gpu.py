@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from ddp_notebook.rank import gpu
+from ddp_notebook.rank.calls import VariableToSend
+from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
 from ddp_notebook.rank.training import digests
 
@@ -126,5 +128,8 @@ def test_a_gpu_that_works_off_a_queue_of_collectives_does_not_hang(
 def test_what_a_gpu_still_works_on_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(4)
     assert gpu.is_readable(tensor) and digests.digest("weight", tensor) is not None
+    assert values.get(VariableToSend("x", False), {"x": [tensor]}).pickle
     monkeypatch.setattr(gpu, "is_readable", lambda tensor: False)
     assert digests.digest("weight", tensor) is None
+    error = values.get(VariableToSend("x", False), {"x": [tensor]}).error
+    assert error == "a list cannot be sent: its GPU still works, or hangs in a collective: %ddp_why"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.calls import PickledValue, VariableToSend
 
 
@@ -28,6 +29,8 @@ def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
 
 def _sendable(value: Any, keep_tensors: bool) -> Any:
     if isinstance(value, torch.Tensor):
+        if not gpu.is_readable(value):
+            raise gpu.StillWorking("its GPU still works, or hangs in a collective: %ddp_why")
         tensor = value.detach().cpu()
         if keep_tensors:
             return tensor
