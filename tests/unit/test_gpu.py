@@ -75,6 +75,23 @@ def assert_settles(frame: FrameType, waits: bool) -> None:
     assert gpu.may_wait_in(frame) is waits
 
 
+@pytest.mark.parametrize(
+    "line", ["x.kernel()", "y = 2 + (x @\n    True)", "if x:\n    y = -x", "y = 1\ny += x"]
+)
+@pytest.mark.parametrize("cuda", [True, False])
+def test_what_computes_with_a_tensor_of_a_gpu_may_wait_for_it(
+    line: str, cuda: bool, lock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There is no tensor of a GPU here. Another class stands for it, whose operators wait in C for a
+    # lock, as a launch does behind a full queue of a GPU's.
+    acquire = dict.fromkeys(("kernel", "__matmul__", "__neg__", "__radd__"), lock.acquire)
+    tensor = type("Tensor", (), acquire)()
+    assert not gpu.is_on_gpu(torch.ones(2)) and not gpu.is_on_gpu(tensor)
+    monkeypatch.setattr(gpu, "is_on_gpu", lambda value: cuda and value is tensor)
+    frame = frame_in(line, x=tensor)
+    assert_settles(frame, cuda)
+
+
 def run_as(module: str, source: str, lock: Any) -> FrameType:
     """The frame of code of a module of torch's, in which a thread waits."""
     return frame_in(source, __name__=module, x=Value(lock))
