@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddp_notebook import book
 from ddp_notebook.doctor import examine
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import commandline
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print it as JSON")
     doctor.set_defaults(run=_doctor)
     commandline.add(commands)
+    book.add(commands, _notebooks_folder)
     return parser
 
 
@@ -165,7 +167,8 @@ def copy_notebooks(folder: Path) -> list[Path]:
     package = _notebooks_folder()
     notebooks = sorted(package.glob("*.ipynb"))
     # A learner's own work in an existing copy is never overwritten.
-    for source in (*notebooks, *sorted(package.rglob("*.md"))):
+    pages = [page for page in sorted(package.rglob("*.md")) if "book" not in page.parts]
+    for source in (*notebooks, *pages):
         copy = folder / source.relative_to(package)
         copy.parent.mkdir(exist_ok=True)
         exists = copy.exists()

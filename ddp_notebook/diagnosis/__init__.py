@@ -1,5 +1,6 @@
 """Derives findings (what is wrong, and the culprits) from all ranks' reports. Pure functions.
 
+catalogue.py  The words of findings, from a file for each category in messages/; its page.
 context.py    The rules' input: all ranks' reports, and what is derived from them once.
 deaths.py     Ranks whose process ended: how, the known cause, and how to replace them.
 diagnose.py   The table of all rules, in order: what is wrong with a setup, a run, or its training.
@@ -7,7 +8,6 @@ error_texts.py  Texts of torch, gloo, NCCL and torchrun: their meanings, and wha
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
-pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 progress.py   The activity of a rank: its current call, and whether it makes progress by itself.
 standing_still.py  Diagnosis by stacks alone of ranks that stand still, in jobs not prepared.
 setup/        Rules for setup.

@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from ddp_notebook.diagnosis import pages
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.setup.torch_errors import MEANINGS
 from ddp_notebook.model import Category, cut
 
@@ -129,7 +129,7 @@ def explain(text: str) -> str | None:
     """Return what the category or the error texts in `text` mean; None if nothing is known."""
     word = text.strip()
     if word in set(Category):
-        return pages.text(Category(word))
+        return catalogue.page(Category(word))
     found = []
     for meaning in MEANINGS:
         if match := meaning.pattern.search(text):

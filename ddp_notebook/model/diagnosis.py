@@ -119,6 +119,8 @@ class Finding:
     commands: tuple[str, ...] = ()
     sides: tuple[Side, ...] = ()
     """The mismatched calls, if that is the mistake."""
+    titled: bool = False
+    """True if `cause` is a title that stands alone: it names the ranks itself."""
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
@@ -132,11 +134,13 @@ class Finding:
     @property
     def sentence(self) -> str:
         """Who, and why."""
-        return sentence(self.ranks, self.cause)
+        return self.cause if self.titled else sentence(self.ranks, self.cause)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as a JSON object, with its sentence."""
-        return {"sentence": self.sentence, **codec.encode(self)}
+        shown = codec.encode(self)
+        del shown["titled"]  # of no use to others: the sentence is there
+        return {"sentence": self.sentence, **shown}
 
 
 def sentence(ranks: Ranks, cause: str) -> str:

@@ -62,6 +62,10 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     _, assigned = run(shell, capsys, "diagnosis = %ddp_why")
     assert "ValueError: no rows left at train.py:5" in assigned, "not only what it stands on"
     assert result.result.findings[0].ranks == (1,)
+    _, explained = run(shell, capsys, "%ddp_why --explain")
+    assert explained.startswith(
+        f"{shell.user_ns['diagnosis'].findings[0].category}\n\nWhat torch prints"
+    )
     wire = json.loads(run(shell, capsys, "%ddp_why --json")[1])
     assert (wire["job"], wire["verdict"]) == (f"what a job left in {logs}", "finding")
     result, shown = run(shell, capsys, "%ddp_where --ranks 1")

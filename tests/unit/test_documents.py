@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ddp_notebook"
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *(ROOT / "notebooks").rglob("*.md"),
+    # Those of the book lead to pages that are made with it, and Sphinx looks for them.
+    *(page for page in (ROOT / "notebooks").rglob("*.md") if "book" not in page.parts),
     ROOT / "tests" / "benchmarks" / "RESULTS.md",
 ]
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")

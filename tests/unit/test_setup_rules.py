@@ -130,7 +130,7 @@ def test_a_rank_that_is_held_is_nobodys_mistake_and_the_remedy_steps_it_on() -> 
     held = RankReport(1, Activity.HELD)
     (finding,) = diagnose_setup(case(waiting(0), held, waiting(2))).findings
     assert (finding.category, finding.ranks, finding.passing) == (Category.STRAGGLER, (1,), True)
-    assert finding.remedy == "%ddp_step --ranks 1"
+    assert finding.commands == ("%ddp_step --ranks 1",)
 
 
 def test_a_rank_that_does_not_answer_proves_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import (
@@ -58,16 +59,12 @@ def stopped_ranks(context: Context) -> Iterator[Finding]:
     case = context.case
     for e in case.ranks:
         if e.activity is Activity.SILENT and e.process.state == "stopped":
-            go_on = f"kill -CONT {e.process.pid or 'and its pid'}"
-            yield Finding(
-                Category.STRAGGLER,
+            yield catalogue.finding(
+                "straggler.stopped",
                 (e.rank,),
-                f"{e.doing.partition(';')[0]} (SIGSTOP, Ctrl-Z in its terminal, a debugger)",
-                f"Let it continue: {go_on}, in a shell, or continue in its debugger. Or give it a "
-                "new process: %ddp_abort",
-                case.waiting,
-                (e.doing,),
-                commands=("%ddp_abort",),
+                waiting=case.waiting,
+                evidence=(e.doing,),
+                pid=e.process.pid or "PID",
             )
 
 
@@ -137,13 +134,7 @@ def early_exits(context: Context) -> Iterator[Finding]:
         return
     left = tuple(e.rank for e in case.ranks if e.activity is Activity.IDLE and e.left)
     if left:
-        yield Finding(
-            Category.EARLY_EXIT,
-            left,
-            "finished while others wait in a collective",
-            "Every rank must take part in every collective: see where the others wait.",
-            case.waiting,
-        )
+        yield catalogue.finding("early-exit.finished", left, waiting=case.waiting)
 
 
 def came_too_late(context: Context) -> Iterator[Finding]:
@@ -170,24 +161,24 @@ def came_too_late(context: Context) -> Iterator[Finding]:
         return
     others = tuple(e.rank for e in case.callers if e.rank not in late)
     first_ns = min(context.reports[rank].called_ns for rank in others)
-    called = f"called {_INIT} only after"
-    if absent:
-        called = f"{verb(late, 'has not called', 'have not called')} {_INIT} before"
-    yield Finding(
-        Category.STRAGGLER,
+    yield catalogue.finding(
+        "straggler.not-called-in-time" if absent else "straggler.called-too-late",
         late,
-        f"{called} {name_ranks(others)} gave it up: the timeout of {limit_s:g} s was over",
-        "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
-        "part after it.",
-        others,
-        tuple(
-            f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
+        waiting=others,
+        evidence=tuple(
+            catalogue.words(
+                "straggler.not-called-in-time.fact", ranks=(e.rank,), where=where_busy(e)
+            )
             if e in absent
-            else f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first "
-            "rank"
+            else catalogue.words(
+                "straggler.called-too-late.fact",
+                ranks=(e.rank,),
+                late_s=(e.called_ns - first_ns) / 1e9,
+            )
             for e in case.ranks
             if e.rank in late
         ),
+        limit_s=limit_s,
     )
 
 
@@ -280,15 +271,12 @@ def late_ranks(context: Context) -> Iterator[Finding]:
         )
     paused = case.where(Activity.HELD)
     if paused:
-        step = f"%ddp_step --ranks {format_ranks(paused)}"
-        yield Finding(
-            Category.STRAGGLER,
+        yield catalogue.finding(
+            "straggler.paused",
             paused,
-            "paused before a stage (by %ddp_step)",
-            step,
-            case.waiting,
+            waiting=case.waiting,
             passing=True,
-            commands=(step,),
+            set_of_ranks=format_ranks(paused),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ddp_notebook.diagnosis import error_texts
+from ddp_notebook.diagnosis import catalogue, error_texts
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import HOW, can_have_panel
@@ -62,18 +62,30 @@ BOARD = Verb(
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
-        if not (explained := error_texts.explain(args.explain)):
-            names = error_texts.near(args.explain) or [category.value for category in Category]
-            few = f"Did you mean {' or '.join(names)}?"
-            known = few if len(names) <= 3 else f"There are {', '.join(names)}."
-            raise UsageMistake(
-                f"There is no category {args.explain!r}: a finding has it in brackets. {known}"
-            )
-        ui.say(explained)
+        ui.say(_explained(ui, args.explain))
         return None
     if ui.attached is not None:
         return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
+
+
+def _explained(ui: CallerUi, text: str) -> str:
+    """Explain an error text, a category or, without a word, the findings that are shown now."""
+    if not text:
+        job = ui.attached
+        diagnosis = ui.session.why() if job is None else job.why().diagnosis
+        shown = dict.fromkeys(finding.category for finding in diagnosis.findings)
+        if not shown:
+            raise UsageMistake(
+                "There is no finding to explain. Name a category: %ddp_why --explain straggler"
+            )
+        return "\n\n".join(map(catalogue.page, shown))
+    if explained := error_texts.explain(text):
+        return explained
+    names = error_texts.near(text) or [category.value for category in Category]
+    few = f"Did you mean {' or '.join(names)}?"
+    known = few if len(names) <= 3 else f"There are {', '.join(names)}."
+    raise UsageMistake(f"There is no category {text!r}: a finding has it in brackets. {known}")
 
 
 WHY = Verb(
@@ -82,14 +94,17 @@ WHY = Verb(
     examples=(
         ("%ddp_why", "the cause, the ranks at fault, and the fix"),
         ("%ddp_why --json", "as JSON, for a program"),
-        ("%ddp_why --explain straggler", "the meaning of a category"),
+        ("%ddp_why --explain", "more about the finding: what it means, how to correct it"),
     ),
     run=_why,
     options=(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "explain a category, or an error text of torch, gloo or NCCL in quotes",
+            "explain the finding that is shown, a category, or an error text of torch, gloo or "
+            "NCCL in quotes",
+            nargs="?",
+            const="",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),
