@@ -163,7 +163,7 @@ def check_gpu_faults(links: Links) -> tuple[Check, ...]:
 
 
 def check_gpu_links(links: Links) -> tuple[Check, ...]:
-    """What joins the GPUs, and whether each may read the others' memory: facts, no fault."""
+    """Say what joins the GPUs, and which may not read each other's memory: facts, no fault."""
     if not links.text:
         return ()
     found = f"GPU {', '.join(state.gpu for state in links.states)}: {links.text}"

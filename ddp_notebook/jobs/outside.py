@@ -149,7 +149,7 @@ def how_to_dump(pid: int) -> str:
         if pipes:
             where = plain(dumps).rpartition("/")[0] or f"FOLDER ({names[0]} says which)"
             return (
-                "Its ranks dump their flight recorders when they are told to: for pipe in "
+                "Its ranks can write dumps of their flight recorders: for pipe in "
                 f'{plain(shlex.quote(pipes))}*.pipe; do echo 1 > "$pipe"; done. '
                 f"Then: ddp-notebook why {where}."
             )
@@ -355,7 +355,7 @@ class Outside:
     on_gpu: Ranks = ()
     """Ranks that use CUDA: a GPU may work while their threads wait for it."""
     stood: Ranks = ()
-    """Those of them that neither wait in a call of torch's nor have left their line."""
+    """Ranks of these that did not leave their line, and are in no call that waits for others."""
     more: str = ""
     """How more can be known of it."""
 

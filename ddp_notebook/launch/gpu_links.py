@@ -1,7 +1,7 @@
 """The state of GPUs and what joins them, by NVIDIA's driver (NVML): for the doctor and the bench.
 
-What a GPU, a driver or its library does not report is left out: nearly every question of this kind
-is unsupported somewhere. From NVML's documentation; it was never run on more than one GPU.
+A fact that a GPU, a driver or its library does not report is left out: nearly every question of
+this kind is unsupported somewhere. From NVML's documentation, and never run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_LINKS = 36
 _READS_PEER, _BY_NVLINK, _MAY = 0, 2, 0
 """NVML's numbers: two questions of nvmlDeviceGetP2PStatus, and the answer yes."""
 _PCIE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""What a lane of PCIe carries each way, by its generation: the rate less its line code."""
+"""GB/s of a lane of PCIe each way, by its generation: the rate less its line code."""
 _PATHS = {
     0: "on one board",
     10: "through a PCIe switch (PIX)",
@@ -33,14 +33,14 @@ _PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The state of a GPU; 0, and None, are for what the driver does not report."""
+    """The state of a GPU; 0 or None for a fact that the driver does not report."""
 
     gpu: str
     """Its index or UUID, as it was asked for."""
     links: int = 0
     """How many NVLinks are up."""
     link_gb_per_s: float = 0.0
-    """What one of them carries each way."""
+    """The GB/s of one of them each way."""
     pcie: tuple[int, int] = (0, 0)
     """Generation and lanes of its PCIe slot, at most: an idle GPU uses less."""
     parts: bool = False
@@ -66,7 +66,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What joins two GPUs; None for what the driver does not report."""
+    """The links between two GPUs; None for a fact that the driver does not report."""
 
     gpus: tuple[str, str]
     path: int | None = None
