@@ -12,6 +12,7 @@ import pytest
 from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect
 from nvml import FakeNvml, install
 
+from ddp_notebook.doctor import examination
 from ddp_notebook.doctor.examination import infiniband_ports
 from ddp_notebook.doctor.gpu_checks import (
     check_devices,
@@ -233,3 +234,21 @@ def test_infiniband_is_read_from_the_system(tmp_path: Path) -> None:
 
 def test_a_pair_of_which_nothing_is_known_has_no_words() -> None:
     assert Links((GpuState("0"), GpuState("1")), (Pair(("0", "1")),)).text == ""
+
+
+def test_the_doctor_asks_the_driver_about_the_gpus_that_ranks_would_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = [(f"GPU-{index}", "H200", (0, 139 * GIB)) for index in range(3)]
+    fake = install(monkeypatch, FakeNvml(gpus))
+    fake.answers = {"SystemGetDriverVersion": "580.1", "DeviceGetTopologyCommonAncestor": 10}
+    fake.users[2] = [(NOBODY, GIB)]
+    monkeypatch.setattr(examination, "torch_facts", lambda: TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    report = examination.examine(2)
+    found = {check.name: check.found for check in report.checks}
+    assert found["devices"] == "rank 0 on GPU 2, rank 1 on GPU 0; cpu:gloo,cuda:nccl"
+    assert found["GPU memory"] == f"GPU 0, 1, 2: there is room; GPU 2: pid {NOBODY} 1 GiB"
+    assert found["GPU driver"] == "580.1, for CUDA ? and older"
+    assert found["GPU links"] == "GPU 2, 0: PCIe, through a PCIe switch (PIX)"
+    assert fake.open == 0
