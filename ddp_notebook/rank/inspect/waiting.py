@@ -301,21 +301,14 @@ def _waits_for_thread(
         if where == ("concurrent.futures._base", "result"):
             future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
             return _who_computes(future, current) if limit is None else None
-        if where == ("torch.utils.data.dataloader", "_try_get_data"):
-            return _who_pins(frame.f_locals.get("self"), current)
+        pins = torch_private.pinning_thread(frame)
+        if pins is not None:
+            # To take pinned memory may wait for the GPU. The thread may also wait for workers, in a
+            # function of another module.
+            at = current.get(pins.ident or 0)
+            copies = at is not None and at.f_globals.get("__name__") == torch_private.PINS
+            return pins if copies else None
     return None
-
-
-def _who_pins(iterator: object, current: dict[int, FrameType]) -> threading.Thread | None:
-    """Return the thread that now copies a batch into pinned memory for a DataLoader's iterator.
-
-    To take such memory may wait for the GPU. None while that thread itself waits for workers.
-    """
-    thread = getattr(iterator, "_pin_memory_thread", None)
-    frame = current.get(getattr(thread, "ident", None) or 0)
-    module = "torch.utils.data._utils.pin_memory"
-    copies = frame is not None and frame.f_globals.get("__name__") == module
-    return thread if copies and isinstance(thread, threading.Thread) else None
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
