@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from ddp_notebook.launch import gpu_links
 from ddp_notebook.launch.devices import Gpu
 from ddp_notebook.launch.gpu_links import GpuState, Links, Pair
 from ddp_notebook.model.doctor import Verdict
+from ddp_notebook.session.tools.bench import Benchmarks
 
 GPUS = (
     Gpu("0", "GPU-aa11", "NVIDIA A", GIB, 80 * GIB),
@@ -252,3 +254,23 @@ def test_the_doctor_asks_the_driver_about_the_gpus_that_ranks_would_get(
     assert found["GPU driver"] == "580.1, for CUDA ? and older"
     assert found["GPU links"] == "GPU 2, 0: PCIe, through a PCIe switch (PIX)"
     assert fake.open == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "limit"),
+    [("01", "aa", 15.75), ("11", "aa", 0.0), ("01", "ab", 0.0)],
+    ids=["one each", "shared", "on two hosts"],
+)
+def test_the_bench_has_a_limit_where_ranks_have_gpus_of_their_own_on_one_host(
+    gpus: str, hosts: str, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pcie = {"DeviceGetMaxPcieLinkGeneration": 3, "DeviceGetMaxPcieLinkWidth": 16}
+    driver(monkeypatch, 2, DeviceGetP2PStatus=5, DeviceGetTopologyCommonAncestor=30, **pcie)
+    devices = SimpleNamespace(gpus=tuple(gpus))
+    bench: Any = SimpleNamespace(
+        _pool=SimpleNamespace(need=lambda _: SimpleNamespace(devices=devices))
+    )
+    facts = {rank: {"host": host} for rank, host in enumerate(hosts)}
+    found = Benchmarks._links(bench, (0, 1), facts)
+    assert found.limit_gb_per_s == pytest.approx(limit, abs=0.02)
+    assert bool(found.text) is bool(limit)
