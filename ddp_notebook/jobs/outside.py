@@ -383,8 +383,7 @@ class Outside:
             unsure = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
         elif all(finding.passing for finding in findings):
             findings = tuple(self._with_rest(finding) for finding in findings)
-            busy = self.case.where(Activity.BUSY)
-            unsure = self._stands() if self.stood and self.stood == busy else _goes_on(busy)
+            unsure = self._goes_on_or_stands()
             if waiting:
                 unsure = (
                     f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
@@ -400,8 +399,12 @@ class Outside:
         users = [own for frame, own in pairs if frame.users][::-1]
         return tuple(tuple(Local(*pair) for pair in own.items()) for own in users)
 
-    def _stands(self) -> str:
-        """Say where ranks that use GPUs stood: NCCL's collectives return before they are done."""
+    def _goes_on_or_stands(self) -> str:
+        """Say which ranks go on, or where those that use GPUs have all stood."""
+        # NCCL's collectives return before they are done: who waits for one is in another call.
+        busy = self.case.where(Activity.BUSY)
+        if not self.stood or self.stood != busy:
+            return _goes_on(busy)
         at = (place for rank in self.stood for place in self.case.ranks[rank].path[-1:])
         lines = " and ".join(dict.fromkeys(f"{place}: {place.text}" for place in at))
         return (

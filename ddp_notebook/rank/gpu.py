@@ -123,6 +123,17 @@ def may_wait_in(frame: FrameType) -> bool:
         return True
     if not instruction.opname.startswith(("CALL", *_COMPUTING)):
         return False
+    parsed = _parsed(frame, instruction)
+    func = getattr(getattr(parsed, "value", None), "func", None)
+    # The last name of what is called: "item" of ``loss.item()``.
+    reads = (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING
+    names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+    values = (frame.f_locals.get(name, frame.f_globals.get(name)) for name in names)
+    return reads or any(map(is_on_gpu, values))
+
+
+def _parsed(frame: FrameType, instruction: dis.Instruction) -> ast.AST:
+    """Return the statement or expression of an instruction; an empty one where it is not known."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     positions: Any = instruction.positions
     try:
@@ -130,14 +141,9 @@ def may_wait_in(frame: FrameType) -> bool:
         # In parentheses it may be of several lines; ``y += x`` is no expression.
         changes = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
         parsed: Any = syntax.parse(text if changes else f"({text})")
-        func = getattr(parsed.body[0].value, "func", None)
+        return parsed.body[0]  # type: ignore[no-any-return]
     except (SyntaxError, ValueError, TypeError, AttributeError, IndexError):
-        return False
-    # The last name of what is called: "item" of ``loss.item()``.
-    reads = (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING
-    names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
-    values = (frame.f_locals.get(name, frame.f_globals.get(name)) for name in names)
-    return reads or any(map(is_on_gpu, values))
+        return ast.Pass()
 
 
 def is_on_gpu(value: object) -> bool:

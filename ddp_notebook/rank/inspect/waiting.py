@@ -301,14 +301,18 @@ def _waits_for_thread(
         if where == ("concurrent.futures._base", "result"):
             future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
             return _who_computes(future, current) if limit is None else None
-        pins = torch_private.pinning_thread(frame)
-        if pins is not None:
-            # To take pinned memory may wait for the GPU. The thread may also wait for workers, in a
-            # function of another module.
-            at = current.get(pins.ident or 0)
-            copies = at is not None and at.f_globals.get("__name__") == torch_private.PINS
-            return pins if copies else None
-    return None
+    return _who_pins(stack[:4], current)
+
+
+def _who_pins(stack: Sequence[FrameType], current: dict[int, FrameType]) -> threading.Thread | None:
+    """Return the thread that copies the batch that these frames wait for into pinned memory.
+
+    To take such memory may wait for the GPU. None while that thread waits for workers.
+    """
+    pins = next(filter(None, map(torch_private.pinning_thread, stack)), None)
+    at = current.get(pins.ident or 0) if pins is not None else None
+    copies = at is not None and at.f_globals.get("__name__") == torch_private.PINS
+    return pins if copies else None
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
