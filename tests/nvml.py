@@ -24,6 +24,25 @@ class FakeNvml:
         self.open = 0
         self.users: dict[int, list[tuple[int, int | None]]] = {}
         """Of a GPU: the processes that use it, and how many bytes of it."""
+        self.answers: dict[str, Any] = {}
+        """What else is answered, by the names of functions without ``nvml``: values, or functions
+        of their arguments."""
+
+    @staticmethod
+    def unknown(*_: Any) -> None:
+        """Answer as of what a GPU does not have."""
+        raise NVMLError("Not supported")
+
+    @staticmethod
+    def field(value: int) -> Any:
+        """A value of nvmlDeviceGetFieldValues."""
+        return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=value))
+
+    def __getattr__(self, name: str) -> Any:
+        answer = self.__dict__.get("answers", {}).get(name.removeprefix("nvml"))
+        if answer is None:
+            raise AttributeError(name)
+        return answer if callable(answer) else lambda *_: answer
 
     def nvmlInit(self) -> None:
         if self.gpus is None:

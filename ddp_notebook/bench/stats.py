@@ -51,7 +51,7 @@ def summarise(
         curves=measured,
         trust=badge,
         reasons=reasons,
-        notes=trust.notes(measured),
+        notes=trust.notes(replace(about, curves=measured)),
         conditions=conditions,
         plan=codec.encode(plan),
     )

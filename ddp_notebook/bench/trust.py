@@ -5,10 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ddp_notebook.bench.result import BenchPoint, Conditions, Curve, Fit, Trust, duration
+from ddp_notebook.bench.result import (
+    BenchPoint,
+    BenchRun,
+    Conditions,
+    Curve,
+    Fit,
+    Trust,
+    duration,
+)
 from ddp_notebook.model import counted, format_bytes
 
 _CORES_PER_RANK = 2
+_NEAR_ISSUE = 1.5
+"""A collective that takes at most this times as long as the host issues it is bound by the host."""
 _TAILED = 2.0
 """A size has a long tail when its mean is more than this times its median."""
 
@@ -86,12 +96,17 @@ def _sizes(points: Sequence[BenchPoint]) -> str:
 # -- in sentences ------------------------------------------------------------------------
 
 
-def notes(curves: Sequence[Curve]) -> tuple[str, ...]:
+def notes(run: BenchRun) -> tuple[str, ...]:
     """Return what the reader should know, in one or two sentences each; wrong results first."""
     sentences: list[str] = []
+    curves, on_gpu = run.curves, run.device.startswith("cuda")
     for curve in curves:
         where = f"{curve.name}: " if len(curves) > 1 else ""
         sentences += [where + text for text in _of_curve(curve)]
+        if on_gpu and (bound := _bound_by_host(curve)):
+            sentences.append(where + bound)
+    if run.links:
+        sentences.append(_limit(run))
     if len(curves) == 1 and curves[0].world_size == 1:
         sentences.append("One rank sends nothing: these are the times of the call alone.")
     return tuple(sentences)
@@ -117,6 +132,32 @@ def _of_curve(curve: Curve) -> Iterable[str]:
         yield f"No latency and bandwidth are given: {curve.no_fit}."
     if not curve.operation.sized and curve.points:
         yield f"A barrier takes {duration(curve.points[0].latency_us / 1e6)}."
+
+
+def _bound_by_host(curve: Curve) -> str:
+    """Say up to which size a GPU waits for the host to issue; empty if it does at no size."""
+    # A GPU's times are those between its events. Where it is done before the host has issued the
+    # next collective, they tell how fast the host issues, whatever the links could carry.
+    bound = [p for p in curve.points if p.latency_us <= _NEAR_ISSUE * max(p.issue_us, default=0)]
+    if not bound:
+        return ""
+    issue = duration(statistics.median(max(p.issue_us) for p in bound) / 1e6)
+    return (
+        f"Up to {format_bytes(bound[-1].size_bytes)} the host is the limit and not the GPUs: to "
+        f"issue one takes {issue}, about as long as one takes."
+    )
+
+
+def _limit(run: BenchRun) -> str:
+    """Say what joins the GPUs, and how much of that the run has used."""
+    if not run.limit_gb_per_s:
+        return f"{run.links}."
+    reached = max((p.busbw_gb_per_s for curve in run.curves for p in curve.points), default=0.0)
+    return (
+        f"{run.links}: a GPU sends at most {run.limit_gb_per_s:.3g} GB/s, and the highest bus "
+        f"bandwidth is {reached / run.limit_gb_per_s:.0%} of it. (Where the switch adds up, NVLS, "
+        "all_reduce may be above.)"
+    )
 
 
 def _explained(fit: Fit) -> str:

@@ -13,9 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.devices import Gpu, plan_devices
-from ddp_notebook.model import agree, counted, format_bytes, name_ranks, verb
+from ddp_notebook.model import counted, format_bytes, name_ranks, verb
 from ddp_notebook.model.doctor import Check, Verdict
 from ddp_notebook.session.preflight import OLDEST, RANK_BYTES, release, why_too_little_memory
 
@@ -262,6 +260,15 @@ _TROUBLES = {
     **dict.fromkeys(
         ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG"),
         (_ANY, _OLD_NAME, "Set TORCH_{0} instead and unset {0}."),
+    ),
+    **dict.fromkeys(
+        ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        (
+            _ANY,
+            "chooses GPUs of AMD's, which %ddp_init does not count: it gives ranks those of "
+            "CUDA_VISIBLE_DEVICES",
+            "Set CUDA_VISIBLE_DEVICES to the same: ROCm reads it as well.",
+        ),
     ),
     **dict.fromkeys(
         ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"), (_IS_ON, _PINS, "Unset {0}.")
@@ -557,93 +564,3 @@ def check_cores(cores: int, world_size: int, omp_num_threads: str | None) -> Che
             name, found, f"Use {cores // world_size} threads a rank, as %ddp_init does by default."
         )
     return Check.ok(name, f"{cores} for {counted(world_size, 'rank')}")
-
-
-# -- GPUs --------------------------------------------------------------------------------
-
-
-def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | None) -> Check:
-    """CUDA_VISIBLE_DEVICES, if it is set, names GPUs that exist, each once.
-
-    `usable` is how many torch can use, None where it was not asked. `gpus` may be empty although
-    torch can use some: a container may lack the driver's management library.
-    """
-    name = "CUDA_VISIBLE_DEVICES"
-    if value is None:
-        return Check.ok(name, "not set: all GPUs, if there are any")
-    named = [part.strip() for part in value.split(",") if part.strip() not in ("", "-1")]
-    if not named:
-        return Check.ok(name, f"{value!r} hides all GPUs")
-    indices = _indices(gpus) or "none"
-    remedy = f"Name each GPU once, of those there are ({indices}), or unset it."
-    indexed: list[str | None] = []
-    for part in named:
-        # An index, or the beginning of a UUID; a part of a GPU (MIG) is not listed.
-        by_uuid = part.startswith("GPU-")
-        found = (g.index for g in gpus if part == g.index or (by_uuid and g.uuid.startswith(part)))
-        indexed.append(part if part.startswith("MIG-") else next(found, None))
-    # An index and a UUID may name the same GPU twice.
-    meant = [index or part for index, part in zip(indexed, named, strict=True)]
-    twice = sorted(part for part in meant if meant.count(part) > 1)
-    if twice:
-        return Check.failure(
-            name, f"{value} names GPU {twice[0]} twice: CUDA then finds no GPU", remedy
-        )
-    unknown = [part for part, gpu in zip(named, indexed, strict=True) if gpu is None]
-    if unknown and (gpus or usable == 0):
-        return Check.failure(
-            name,
-            f"{value} names GPU {unknown[0]}, but there is: {indices}; CUDA ignores it and all "
-            "after it",
-            remedy,
-        )
-    return Check.ok(name, value)
-
-
-def check_devices(
-    world_size: int, backend: str, pool: Sequence[str], facts: Mapping[str, Any]
-) -> Check:
-    """Which rank would get which device. `pool` is the GPUs for ranks, `facts` is torch's."""
-    name = "devices"
-    try:
-        for_gpus = not facts.get("torch") or bool(facts.get("cuda_build"))
-        plan = plan_devices(world_size, "auto", backend, (), pool, for_gpus=for_gpus)
-    except UsageMistake as mistake:
-        return as_init_says(name, str(mistake), "")
-    if plan.device == "cpu":
-        found = f"{counted(world_size, 'rank')} on CPUs with gloo: "
-        if not pool:
-            return Check.ok(name, f"{found}no GPU is visible")
-        return Check.warning(
-            name,
-            f"{found}torch {facts['torch']} was built without CUDA, and there "
-            f"{agree(pool, 'is', 'are')} {counted(len(pool), 'GPU')}",
-            "To use GPUs, install torch for CUDA from pytorch.org",
-        )
-    if facts.get("torch") and facts.get("devices") == 0:  # without torch another check says so
-        why = facts.get("cuda_error") or "it finds none"
-        return Check.failure(
-            name,
-            f"ranks would be given GPUs, and torch cannot use one ({why})",
-            f"Ranks on CPUs: %ddp_init --world-size {world_size} --device cpu",
-        )
-    shown = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(plan.gpus))
-    return Check.ok(name, f"{shown}; {plan.backend}")
-
-
-def check_gpus(gpus: Sequence[Gpu]) -> tuple[Check, ...]:
-    """The GPUs have free memory."""
-    if not gpus:
-        return ()
-    full = [g for g in gpus if g.total_bytes - g.used_bytes < 0.1 * g.total_bytes]
-    if not full:
-        return (Check.ok("GPU memory", f"GPU {_indices(gpus)}: there is room"),)
-    used, total = format_bytes(full[0].used_bytes), format_bytes(full[0].total_bytes)
-    free = _indices([gpu for gpu in gpus if gpu not in full]).replace(" ", "")
-    remedy = "nvidia-smi shows which process uses it. Leave it out: %ddp_init --gpus "
-    found = f"GPU {_indices(full)} nearly full: {used} of {total} in use"
-    return (Check.warning("GPU memory", found, remedy + (free or "…")),)
-
-
-def _indices(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(gpu.index for gpu in gpus)

@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import psutil
 
-from ddp_notebook.doctor import checks
+from ddp_notebook.doctor import checks, gpu_checks
 from ddp_notebook.doctor.checks import Holder, Interface, Lookup
-from ddp_notebook.launch import devices
+from ddp_notebook.launch import devices, gpu_links
 from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.launch.session_folder import parents
@@ -59,9 +60,10 @@ def examine(
     InitOptions(world_size=world_size, backend=backend, master_port=master_port)
     torch = rank_facts[min(rank_facts)] if rank_facts else torch_facts()
     environment = dict(os.environ)
-    chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
+    gpus = devices.gpus()
     # Without the variable CUDA shows all GPUs; with it those that it names, in its order.
-    pool = [gpu.index for gpu in gpus] if chosen is None else list(devices.visible_gpus())
+    chosen = "CUDA_VISIBLE_DEVICES" in environment
+    pool = list(devices.visible_gpus()) if chosen else [gpu.index for gpu in gpus]
     for_gpus = not torch.get("torch") or bool(torch.get("cuda_build"))
     nccl = backend == "nccl" or (backend == "auto" and for_gpus and world_size <= len(pool))
     asked_by = "--master-port" if master_port else "MASTER_PORT"
@@ -90,11 +92,10 @@ def examine(
             "no file here hides a module",
             Verdict.WARNING,  # many such files are harmless
         ),
-        "CUDA_VISIBLE_DEVICES": lambda: checks.check_visible_devices(
-            chosen, gpus, torch.get("devices")
+        **_looks_at_gpus(world_size, backend, pool, gpus, torch, rank_facts or {}),
+        "InfiniBand": lambda: gpu_checks.check_infiniband(
+            infiniband_ports() if nccl else {}, environment
         ),
-        "devices": lambda: checks.check_devices(world_size, backend, pool, torch),
-        "GPUs": lambda: checks.check_gpus(gpus if pool else ()),
         f"port {port}": lambda: (
             checks.check_port(port, asked_by, try_port(port), holders_of(port)) if port else ()
         ),
@@ -130,6 +131,30 @@ def examine(
             remedy = "%ddp_init works without this check. Check it by hand."
             made.append(Check.warning(name, f"could not be checked: {error}", remedy))
     return DoctorReport(tuple(made), world_size, backend)
+
+
+def _looks_at_gpus(
+    world_size: int,
+    backend: str,
+    pool: Sequence[str],
+    gpus: Sequence[devices.Gpu],
+    torch: Mapping[str, Any],
+    rank_facts: Mapping[int, Mapping[str, Any]],
+) -> dict[str, Look]:
+    """Return the checks of the GPUs of this machine; `pool` is those that ranks would get."""
+    chosen, build = os.environ.get("CUDA_VISIBLE_DEVICES"), str(torch.get("cuda_build") or "")
+    links = gpu_links.read(pool) if gpus else gpu_links.Links()
+    ranks = {int(facts.get("pid", 0)): rank for rank, facts in rank_facts.items()}
+    return {
+        "CUDA_VISIBLE_DEVICES": lambda: gpu_checks.check_visible_devices(
+            chosen, gpus, torch.get("devices")
+        ),
+        "devices": lambda: gpu_checks.check_devices(world_size, backend, pool, torch),
+        "GPUs": lambda: gpu_checks.check_gpus(gpus if pool else (), links, ranks),
+        "GPU driver": lambda: gpu_checks.check_driver(links, build),
+        "GPU faults": lambda: gpu_checks.check_gpu_faults(links),
+        "GPU links": lambda: gpu_checks.check_gpu_links(links),
+    }
 
 
 # -- software ----------------------------------------------------------------------------
@@ -245,6 +270,16 @@ def interfaces() -> Mapping[str, Interface]:
         )
         for name in sorted({*addresses, *states})
     }
+
+
+def infiniband_ports(root: Path = Path("/sys/class/infiniband")) -> dict[str, tuple[str, str]]:
+    """Return the state and rate of each port of InfiniBand, as Linux shows them; none without."""
+    ports = {}
+    for port in sorted(root.glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            state, rate = ((port / name).read_text().strip() for name in ("state", "rate"))
+            ports[f"{port.parents[1].name}:{port.name}"] = (state, rate)
+    return ports
 
 
 # -- machine -----------------------------------------------------------------------------

@@ -135,6 +135,27 @@ def why_not_prepared(pid: int) -> str:
     return (elsewhere(pid) or _NOT_YET) if was_set(pid) else ""
 
 
+def how_to_dump(pid: int) -> str:
+    """Say how torch's flight recorder in a process writes what it holds; empty without a pipe.
+
+    Nothing is written to the pipe here: jobs that were not prepared are only looked at.
+    """
+    # ProcessGroupNCCL.hpp, DumpPipe: each rank reads from a pipe of its own.
+    with contextlib.suppress(OSError):
+        values = processes.environment(pid)
+        pipes = values.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+        names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+        dumps = next((values[name] for name in names if values.get(name)), "")
+        if pipes:
+            where = plain(dumps).rpartition("/")[0] or f"FOLDER ({names[0]} says which)"
+            return (
+                "Its ranks can write dumps of their flight recorders: for pipe in "
+                f'{plain(shlex.quote(pipes))}*.pipe; do echo 1 > "$pipe"; done. '
+                f"Then: ddp-notebook why {where}."
+            )
+    return ""
+
+
 _NOT_YET = (
     "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
     "again. Or torch did not call this package: it is older than 2.5, "
@@ -333,6 +354,8 @@ class Outside:
     why_not: tuple[str, ...] = ()
     on_gpu: Ranks = ()
     """Ranks that use CUDA: a GPU may work while their threads wait for it."""
+    stood: Ranks = ()
+    """Ranks of these that did not leave their line, and are in no call that waits for others."""
     more: str = ""
     """How more can be known of it."""
 
@@ -360,7 +383,7 @@ class Outside:
             unsure = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
         elif all(finding.passing for finding in findings):
             findings = tuple(self._with_rest(finding) for finding in findings)
-            unsure = _goes_on(self.case.where(Activity.BUSY))
+            unsure = self._goes_on_or_stands()
             if waiting:
                 unsure = (
                     f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
@@ -375,6 +398,20 @@ class Outside:
         pairs = zip(main.frames, main.variables, strict=True)
         users = [own for frame, own in pairs if frame.users][::-1]
         return tuple(tuple(Local(*pair) for pair in own.items()) for own in users)
+
+    def _goes_on_or_stands(self) -> str:
+        """Say which ranks go on, or where those that use GPUs have all stood."""
+        # NCCL's collectives return before they are done: who waits for one is in another call.
+        busy = self.case.where(Activity.BUSY)
+        if not self.stood or self.stood != busy:
+            return _goes_on(busy)
+        at = (place for rank in self.stood for place in self.case.ranks[rank].path[-1:])
+        lines = " and ".join(dict.fromkeys(f"{place}: {place.text}" for place in at))
+        return (
+            f"Undecided: {name_ranks(self.stood)} did not leave {lines or 'a library'} for "
+            f"{BETWEEN_S} s. A call there may compute, or wait for the GPU and so for a collective "
+            f"that another rank has not called. {self.more}"
+        )
 
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""
@@ -471,8 +508,16 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
     on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
-    more = why_not_prepared(next(iter(ranks.values())).pid) or _MORE
-    return Outside(case, still, second.threads, why_not, on_gpu, more)
+    stood = tuple(
+        rank
+        for rank in on_gpu
+        if (main := _main(second.threads.get(rank, ()))) is not None
+        and main == _main(first.threads.get(rank, ()))
+        and case.ranks[rank].activity is Activity.BUSY
+    )
+    pid = next(iter(ranks.values())).pid
+    more = " ".join(filter(None, (how_to_dump(pid), why_not_prepared(pid) or _MORE)))
+    return Outside(case, still, second.threads, why_not, on_gpu, stood, more)
 
 
 def _is_still(rank: int, first: Look, second: Look) -> bool:

@@ -6,6 +6,7 @@ client.py          the session's client of the fork server: spawn, signal, exit 
 devices.py         which GPUs there are, and which rank gets which
 environment.py     the environment variables that a child starts with
 fork_server.py     the process per host that has torch loaded and forks ranks in milliseconds
+gpu_links.py       the state of GPUs, what joins them, and what that carries at most
 gpu_use.py         what holds the memory of GPUs, for the board
 launchers.py       torchrun, mpirun and others, by their command lines
 lab_hosts.py       the fault lab's hosts: network namespaces with an address and a name each

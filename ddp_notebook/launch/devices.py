@@ -126,8 +126,10 @@ def visible_gpus(known: Sequence[Gpu] | None = None) -> tuple[str, ...]:
             return not known or int(word) < len(known)
         return word.startswith(("GPU-", "MIG-"))
 
-    words = (word.strip() for word in chosen.split(","))
-    return tuple(dict.fromkeys(takewhile(is_gpu, words)))
+    words = list(takewhile(is_gpu, (word.strip() for word in chosen.split(","))))
+    # Of parts of GPUs (MIG) a process sees one only.
+    end = next((number for number, word in enumerate(words, 1) if word.startswith("MIG-")), None)
+    return tuple(dict.fromkeys(words[:end]))
 
 
 def torch_is_for_gpus() -> bool:

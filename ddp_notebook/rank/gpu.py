@@ -33,6 +33,8 @@ _READING = frozenset(
 """Torch's names of calls that wait for a GPU in C, where Python has no frame."""
 _TESTING = ("TO_BOOL", "POP_JUMP", "UNARY_NOT", "JUMP_IF", "BINARY_SUBSCR", "STORE_SUBSCR")
 """How the instructions begin that do so without a call: ``if loss > 3``, ``x[mask]``."""
+_COMPUTING = ("BINARY_OP", "COMPARE_OP", "UNARY_")
+"""How those begin that compute without a call: ``x @ w``."""
 
 
 class StillWorking(RuntimeError):
@@ -112,7 +114,9 @@ def may_wait_in(frame: FrameType) -> bool:
     """Return whether what this innermost frame calls in C waits for the GPU.
 
     Python of torch's own calls nothing else that takes long; a line of the user's is known by the
-    name that it calls. Only meaningful of a thread that has stayed where it is.
+    name that it calls, or by a tensor of a GPU that it computes with: a GPU takes about a thousand
+    launches in advance, and whoever issues one more behind a hang waits, too. Only meaningful of a
+    thread that has stayed where it is.
     """
     if str(frame.f_globals.get("__name__", "")).startswith("torch."):
         return True
@@ -122,14 +126,31 @@ def may_wait_in(frame: FrameType) -> bool:
         return False
     if instruction.opname.startswith(_TESTING):
         return True
-    if not instruction.opname.startswith("CALL"):
+    if not instruction.opname.startswith(("CALL", *_COMPUTING)):
         return False
+    parsed = _parsed(frame, instruction)
+    func = getattr(getattr(parsed, "value", None), "func", None)
+    # The last name of what is called: "item" of ``loss.item()``.
+    reads = (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING
+    names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+    values = (frame.f_locals.get(name, frame.f_globals.get(name)) for name in names)
+    return reads or any(map(is_on_gpu, values))
+
+
+def _parsed(frame: FrameType, instruction: dis.Instruction) -> ast.AST:
+    """Return the statement or expression of an instruction; an empty one where it is not known."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     positions: Any = instruction.positions
     try:
-        parsed: Any = syntax.parse(ast.get_source_segment("".join(lines), positions) or "")
-        func = parsed.body[0].value.func
+        text = ast.get_source_segment("".join(lines), positions) or ""
+        # In parentheses it may be of several lines; ``y += x`` is no expression.
+        changes = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
+        parsed: Any = syntax.parse(text if changes else f"({text})")
+        return parsed.body[0]  # type: ignore[no-any-return]
     except (SyntaxError, ValueError, TypeError, AttributeError, IndexError):
-        return False
-    # The last name of what is called: "item" of ``loss.item()``.
-    return (getattr(func, "attr", "") or getattr(func, "id", "")) in _READING
+        return ast.Pass()
+
+
+def is_on_gpu(value: object) -> bool:
+    """Return whether a value is a tensor of a GPU; of subclasses, which may be anything, False."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and bool(value.is_cuda)  # type: ignore[attr-defined]

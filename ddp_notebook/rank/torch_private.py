@@ -13,6 +13,7 @@ import inspect
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -396,6 +397,22 @@ def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | 
                 tuple(pids),
             )
     return None
+
+
+PINS = "torch.utils.data._utils.pin_memory"
+"""The module whose functions copy a batch into pinned memory."""
+
+
+def pinning_thread(frame: FrameType) -> threading.Thread | None:
+    """Return the thread that copies batches into pinned memory; None where none is awaited there.
+
+    `frame` is that of a function in which a DataLoader's iterator may wait for the next batch.
+    """
+    where = frame.f_globals.get("__name__"), frame.f_code.co_name
+    awaits = where == ("torch.utils.data.dataloader", "_try_get_data")
+    iterator = frame.f_locals.get("self") if awaits else None
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    return thread if isinstance(thread, threading.Thread) else None
 
 
 def loader_iterator() -> Any:

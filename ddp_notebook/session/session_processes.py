@@ -217,7 +217,7 @@ class Processes:
                 return any([interrupted(), self._closing, dead, stopped.among(ranks)])
 
             for rank in ranks:
-                extra = {**self.devices.environment[rank], **self._network()}
+                extra = {**self.devices.environment[rank], **self._variables()}
                 environment = rank_environment(rank, options.world_size, options.threads, extra)
                 light = {
                     "rank": rank,
@@ -288,15 +288,19 @@ class Processes:
         label, now_ns = self.devices.labels[rank], time.monotonic_ns()
         self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
-    def _network(self) -> dict[str, str]:
-        """Return what has gloo and NCCL use the loopback interface where the ranks meet there.
+    def _variables(self) -> dict[str, str]:
+        """Return what gloo and NCCL are to use: variables that the user has not set.
 
-        Both listen on the first other one by default, where other hosts can connect.
+        Where the ranks meet on the loopback interface, that one: both listen on the first other one
+        by default, where other hosts can connect. What torch's flight recorder writes of a hang,
+        after minutes, goes into the session's folder, and with it.
         """
         local = self.options.master_addr in ("127.0.0.1", "localhost", "::1")
         interface = loopback_interface() if local else ""
-        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        return {name: interface for name in names if interface and name not in os.environ}
+        wanted = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+        if "nccl" in self.devices.backend:
+            wanted["TORCH_FR_DUMP_TEMP_FILE"] = str(self.folder / "log" / "nccl_trace_rank_")
+        return {name: value for name, value in wanted.items() if value and name not in os.environ}
 
     def environment(self, ranks: Ranks) -> dict[str, str]:
         """Environment variables of a script's processes besides the notebook's and torchrun's.
@@ -308,7 +312,7 @@ class Processes:
         # By the numbers that the ranks' own processes use.
         order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         visible = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": order} if gpus else {}
-        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
+        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._variables()}
 
     # -- the store ---------------------------------------------------------------------
 

@@ -106,7 +106,11 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
             left.axvline(half, **dotted)
             _note(left, "half of the\nbandwidth", x=half)
     reached = max(p.busbw_gb_per_s for p in points)
-    right.set_ylim(0, 1.1 * reached or 1)
+    right.set_ylim(0, 1.1 * max(reached, run.limit_gb_per_s) or 1)
+    if run.limit_gb_per_s:
+        right.axhline(run.limit_gb_per_s, color=_QUIET, lw=0.9, ls="--")
+        most = f"a GPU sends at most {run.limit_gb_per_s:.3g} GB/s"
+        _note(right, most, y=run.limit_gb_per_s, below=True)
     if all(curve.world_size == 1 for curve in curves):
         _say(right, "one rank sends nothing")
     _legend(left, loc="upper left")

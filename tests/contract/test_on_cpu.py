@@ -174,6 +174,18 @@ assert str(x.device) == "cpu" and x.to(1) is x and x.cuda() is x
 assert str(torch.empty_like(x, device="cuda").device) == str(x.new_ones(1, device=2).device)
 with torch.device("cuda"):
     assert str(torch.ones(1).device) == "cpu"
+generator = torch.Generator(device="cuda:1").manual_seed(3)
+assert torch.rand(2, generator=generator, device="cuda").equal(
+    torch.rand(2, generator=torch.Generator().manual_seed(3)))
+for made in (generator, torch.default_generator):
+    assert isinstance(made, torch.Generator) and not isinstance(3, torch.Generator)
+torch.manual_seed(5)
+assert torch.cuda.initial_seed() == 5
+free, total = torch.cuda.mem_get_info(1)
+assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(0.5, 0)
+torch.cuda.ipc_collect()
+assert isinstance(torch.cuda.memory_summary(device=1), str)
 with torch.autocast("cuda", dtype=torch.bfloat16):
     assert (x[None] @ x[:, None]).dtype is torch.bfloat16
 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event()

@@ -418,7 +418,7 @@ def test_torch_still_has_what_telling_of_ddp_objects_in_use_needs(tmp_path: Path
 
 
 LOADING = """
-import sys, threading
+import inspect, sys, threading
 import torch
 from torch.utils.data import DataLoader, _utils, dataloader
 from ddp_notebook.rank import torch_private
@@ -444,6 +444,11 @@ def look():
         threading.Event().wait(0.01)
         loading = torch_private.loading(frames(), awaited=True)
         if loading is not None and loading.due:
+            # Nothing is pinned without a GPU: this thread stands for the one that does so.
+            iterator._pin_memory_thread = threading.current_thread()
+            pins = {torch_private.pinning_thread(frame) for frame in frames()}
+            assert pins == {None, threading.current_thread()}, pins
+            del iterator._pin_memory_thread
             found.append(loading)
     go.set()
 
@@ -459,6 +464,8 @@ assert found[0].everyone == tuple(pids)
 assert torch_private.loading(frames()) is None
 assert torch_private.loader_iterator() is not None
 assert list(iterator) == [1, 2, 3]
+assert "self._pin_memory_thread = pin_memory_thread" in inspect.getsource(dataloader)
+assert _utils.pin_memory.__name__ == torch_private.PINS
 assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
 with torch_private.impatient_loaders():
     assert _utils.MP_STATUS_CHECK_INTERVAL < 1

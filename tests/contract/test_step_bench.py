@@ -57,6 +57,32 @@ def test_a_step_is_split_for_every_batch_and_bucket_size(ranks2: Session) -> Non
         assert 0 <= point.overlapped_us < point.step_us
 
 
+EVENTS = """
+import time
+from ddp_notebook.rank.bench import steps as measured
+class Event:
+    def __init__(self):
+        self.at_ns, self.done = time.perf_counter_ns(), False
+    def synchronize(self):
+        self.done = True
+    def elapsed_time(self, end):
+        return (end.at_ns - self.at_ns) / 1e6
+before, measured.clock_of = measured.clock_of, lambda device: Event
+"""
+
+
+def test_steps_and_their_overlap_are_timed_by_the_events_of_a_gpu(ranks2: Session) -> None:
+    # There is no GPU: events are stand-ins that know their time at once.
+    run(ranks2, NET + EVENTS)
+    try:
+        result = measure(ranks2, batches=(4,))
+    finally:
+        run(ranks2, "measured.clock_of = before")
+    (point,) = result.points
+    assert not result.problem and point.step_us > 0
+    assert point.overlapped_us is not None and 0 <= point.overlapped_us < point.step_us
+
+
 def test_some_of_the_ranks_can_be_measured(ranks: Session) -> None:
     run(ranks, NET)
     result = ranks.bench_steps(StepPlan(model="net", **SHORT), ranks=(0, 2))

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.result import BenchRun, Conditions
 from ddp_notebook.bench.stats import summarise
+from ddp_notebook.launch.gpu_links import Links
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""
@@ -67,14 +68,17 @@ def bench_run(
     cores: int = 8,
     answers: Sequence[Mapping[str, Any]] = (QUIET, QUIET),
     ended: str = "",
+    gpus: Links | None = None,
     **told: Any,
 ) -> BenchRun:
-    """A run of `plan`, as `visits` makes it of what is `told`."""
+    """A run of `plan`, as `visits` makes it of what is `told`; on `gpus` with NCCL."""
     plan = plan or Plan(factor=4)
     said = dict(enumerate(answers))
     about = BenchRun(
-        backend="gloo",
-        device="cpu",
+        backend="gloo" if gpus is None else "nccl",
+        device="cpu" if gpus is None else "cuda",
+        links="" if gpus is None else gpus.text,
+        limit_gb_per_s=0.0 if gpus is None else gpus.limit_gb_per_s,
         conditions=Conditions(cores=cores),
         ended=ended,
         started="2026-01-01T00:00:00+00:00",

@@ -6,8 +6,10 @@ import pytest
 from bench_runs import QUIET, bench_run
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.result import Trust, duration
+from ddp_notebook.bench.result import BenchRun, Trust, duration
 from ddp_notebook.bench.trust import round_bytes
+from ddp_notebook.launch.gpu_links import GpuState, Links, Pair
+from ddp_notebook.model import codec
 
 BUSY = {**QUIET, "host_cpu_s": 45.0}
 """The host was busy for 45 core-seconds of 10 s, 10 of which were the two ranks'."""
@@ -95,3 +97,36 @@ def test_times_are_written_for_people(seconds: float, text: str) -> None:
 def test_computed_sizes_are_rounded_for_people() -> None:
     assert round_bytes(525_432.7) == 513 * 1024
     assert round_bytes(0.3) == 1
+
+
+# -- on GPUs: what the driver says is a stand-in's -----------------------------------------------
+
+NVLINKS = Links(
+    tuple(GpuState(gpu, links=18, link_gb_per_s=26.562) for gpu in "01"),
+    (Pair(("0", "1"), path=50, direct=True, nvlink=True),),
+)
+
+
+def test_what_joins_the_gpus_and_its_limit_stand_beside_what_was_reached() -> None:
+    run = bench_run(gpus=NVLINKS, latency_s=20e-6, bytes_per_s=239e9)
+    assert run.notes[-1] == (
+        "NVLink joins every two (18 links of 26.6 GB/s each way per GPU): a GPU sends at most 478 "
+        f"GB/s, and the highest bus bandwidth is {run.points[-1].busbw_gb_per_s / 478.116:.0%} of "
+        "it. (Where the switch adds up, NVLS, all_reduce may be above.)"
+    )
+    unknown = Links(NVLINKS.states, (Pair(("0", "1"), path=30),))
+    assert bench_run(gpus=unknown).notes[-1] == "PCIe, through a PCIe host bridge (PHB)."
+    assert codec.decode(BenchRun, codec.encode(run)) == run
+
+
+def test_where_the_host_issues_as_slowly_as_the_gpus_are_done_the_host_is_the_limit() -> None:
+    # The host takes 30 us to issue one; a collective of 64 KiB or less takes less than 45.
+    run = bench_run(gpus=Links(), latency_s=35e-6, bytes_per_s=10e9)
+    (said,) = [note for note in run.notes if "the host is the limit" in note]
+    assert said == (
+        "Up to 64 KiB the host is the limit and not the GPUs: to issue one takes 30 µs, about as "
+        "long as one takes."
+    )
+    slow = bench_run(gpus=Links(), latency_s=300e-6)
+    cpus = bench_run(latency_s=35e-6, bytes_per_s=10e9)
+    assert not [note for note in (*slow.notes, *cpus.notes) if "the host is" in note]

@@ -145,6 +145,13 @@ def words(axes: Any) -> str:
     return "\n".join([axes.get_title(), *(text.get_text() for text in axes.texts), *entries])
 
 
+def test_the_limit_of_the_links_is_drawn_beside_the_curve() -> None:
+    left, right = drawn(replace(RUN, limit_gb_per_s=478.0)).axes
+    assert "a GPU sends at most 478 GB/s" in words(right) and "478" not in words(left)
+    assert right.get_ylim()[1] > 478
+    assert "at most" not in words(drawn(RUN).axes[1])
+
+
 def test_the_panels_show_the_numbers_of_the_run() -> None:
     left, right = drawn(RUN).axes
     medians = [p.latency_us for p in RUN.points]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -248,3 +249,22 @@ def test_where_a_metrics_name_is_held_is_looked_up_once(monkeypatch: pytest.Monk
         (True, False),
     ]
     assert len(looked) == 1
+
+
+def test_what_was_installed_is_no_users_code_whatever_the_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, own = tmp_path / "libs", tmp_path / "project"
+    for folder in (installed, own):
+        (folder / "lib-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "plain").mkdir()
+    monkeypatch.chdir(own)
+    monkeypatch.setattr(
+        "sys.path", [str(own), str(tmp_path / "plain"), str(installed), "", "x.zip"]
+    )
+    code = UserCode()
+    assert not code.is_users(f"{installed}/lib/core.py")
+    assert code.is_users(f"{own}/model.py"), "the working folder"
+    assert code.is_users(f"{tmp_path}/plain/model.py") and code.is_users(f"{installed}2/model.py")
+    code.add_script(f"{installed}/train.py")
+    assert code.is_users(f"{installed}/model.py"), "beside a script that is run"

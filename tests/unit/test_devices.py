@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from doctor_cases import MIB
 from nvml import FakeNvml, install
 
 from ddp_notebook.launch.devices import Gpu, gpus, visible_gpus
+from ddp_notebook.session.session_processes import Processes
 
 TWO = (("GPU-aa", "NVIDIA A", (523 * MIB, 81559 * MIB)), ("GPU-bb", "NVIDIA B, 8 GB", None))
 
@@ -43,6 +48,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
         ("1,5,0", ("1",)),
         ("0,0", ("0",)),
         ("GPU-bb, MIG-11", ("GPU-bb", "MIG-11")),
+        ("MIG-11,MIG-12", ("MIG-11",)),
         ("-1", ()),
         ("none", ()),
         ("NoDevFiles", ()),
@@ -57,3 +63,22 @@ def test_ranks_may_use_what_cuda_visible_devices_says_or_else_all(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == visible
+
+
+def test_what_the_flight_recorder_writes_goes_with_the_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    options = SimpleNamespace(master_addr="127.0.0.1")
+    session = SimpleNamespace(options=options, folder=tmp_path)
+    variables: Any = Processes._variables
+
+    session.devices = SimpleNamespace(backend="gloo")
+    assert variables(session).keys() == {*names[:2]}
+    session.devices = SimpleNamespace(backend="cpu:gloo,cuda:nccl")
+    assert variables(session)[names[2]] == f"{tmp_path}/log/nccl_trace_rank_"
+    for name in names:
+        monkeypatch.setenv(name, "the user's")
+    assert variables(session) == {}

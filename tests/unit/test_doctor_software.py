@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
+from doctor_cases import CPU_TORCH, FAILURE, OK, TORCH, WARNING, expect, ranks
 
 from ddp_notebook.doctor.checks import (
     check_backend,
-    check_devices,
-    check_gpus,
     check_ranks,
     check_torch,
     check_version,
-    check_visible_devices,
 )
-from ddp_notebook.launch.devices import Gpu
 from ddp_notebook.launch.environment import torchrun_agents_variables, torchrun_variables
 from ddp_notebook.model.doctor import Check, Verdict
 
@@ -141,95 +136,3 @@ def test_what_is_set_for_each_rank_by_itself_is_no_difference() -> None:
         }
         facts[rank] = {**ranks(1)[0], "environment": environment}
     assert verdicts(check_ranks(facts))["variables on ranks"] == (OK, "ranks 0-2: all the same")
-
-
-GPUS = (
-    Gpu("0", "GPU-aa11", "NVIDIA A", GIB, 80 * GIB),
-    Gpu("1", "GPU-bb22", "NVIDIA A", 0, 80 * GIB),
-)
-
-
-@pytest.mark.parametrize(
-    ("value", "gpus", "usable", "verdict", "found"),
-    [
-        (None, GPUS, 2, OK, "not set"),
-        ("0,1", GPUS, 2, OK, "0,1"),
-        ("GPU-bb", GPUS, 1, OK, "GPU-bb"),
-        ("MIG-1234", GPUS, 1, OK, "MIG-1234"),
-        ("", GPUS, 0, OK, "'' hides all GPUs"),
-        ("-1", GPUS, 0, OK, "'-1' hides all GPUs"),
-        ("0,0", GPUS, 0, FAILURE, "names GPU 0 twice: CUDA then finds no GPU"),
-        ("1,GPU-bb22", GPUS, 0, FAILURE, "names GPU 1 twice"),
-        ("7,7", (), 0, FAILURE, "names GPU 7 twice"),
-        ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA ignores it"),
-        ("0", (), 0, FAILURE, "names GPU 0, but there is: none"),
-        ("0", (), 1, OK, "0"),  # a container without the driver's library
-        ("0", (), None, OK, "0"),
-    ],
-)
-def test_gpus_that_are_made_visible(
-    value: str | None, gpus: tuple[Gpu, ...], usable: int | None, verdict: Verdict, found: str
-) -> None:
-    remedy = "" if verdict is OK else "Name each GPU once, of those there are"
-    expect(partial(check_visible_devices, value, gpus, usable), verdict, found, remedy)
-
-
-TOO_OLD = {**TORCH, "devices": 0, "cuda_error": "RuntimeError: driver too old"}
-
-
-@pytest.mark.parametrize(
-    ("world_size", "backend", "pool", "torch", "verdict", "found", "remedy"),
-    [
-        (4, "auto", (), CPU_TORCH, OK, "4 ranks on CPUs with gloo: no GPU is visible", ""),
-        (2, "auto", ("0",), TORCH, OK, "rank 0 on GPU 0, rank 1 on GPU 0; gloo", ""),
-        (
-            4,
-            "auto",
-            ("0", "1"),
-            CPU_TORCH,
-            WARNING,
-            "4 ranks on CPUs with gloo: torch 2.8.0+cpu was built without CUDA, and there are",
-            "install torch for CUDA",
-        ),
-        (2, "auto", ("0", "3"), TORCH, OK, "rank 0 on GPU 0, rank 1 on GPU 3; cpu:gloo,cuda", ""),
-        (1, "nccl", ("0",), {}, OK, "rank 0 on GPU 0; nccl", ""),
-        (
-            2,
-            "nccl",
-            (),
-            CPU_TORCH,
-            FAILURE,
-            "none is visible here",
-            "%ddp_init --world-size 2 --ba",
-        ),
-        (
-            4,
-            "nccl",
-            ("0", "1"),
-            TORCH,
-            FAILURE,
-            "4 ranks but 2 GPUs: NCCL needs a GPU of its own for every rank",
-            "%ddp_init --world-size 2 --backend nccl; to share, --share-gpu with NCCL",
-        ),
-        (1, "auto", ("0",), TOO_OLD, FAILURE, "(RuntimeError: driver too old)", "--device cpu"),
-        (1, "auto", ("0",), {**TORCH, "devices": 0}, FAILURE, "it finds none", "--device cpu"),
-    ],
-)
-def test_which_rank_gets_which_device(
-    world_size: int,
-    backend: str,
-    pool: tuple[str, ...],
-    torch: Mapping[str, Any],
-    verdict: Verdict,
-    found: str,
-    remedy: str,
-) -> None:
-    expect(partial(check_devices, world_size, backend, pool, torch), verdict, found, remedy)
-
-
-def test_gpus_with_room_and_without() -> None:
-    assert check_gpus(()) == ()
-    expect(partial(check_gpus, GPUS), OK, "GPU 0, 1: there is room")
-    full = (GPUS[0], replace(GPUS[1], used_bytes=79 * GIB))
-    remedy = "Leave it out: %ddp_init --gpus 0"
-    expect(partial(check_gpus, full), WARNING, "GPU 1 nearly full: 79 GiB of 80 GiB", remedy)

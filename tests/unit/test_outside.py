@@ -123,6 +123,39 @@ def test_nothing_is_said_of_a_job_that_moves(script: str, later: Used) -> None:
     assert not verdict.diagnosis.findings and verdict.outcome is Outcome.UNDECIDED
 
 
+GPU = Used("R", 100, {}, cuda=True)
+"""It uses a GPU and spins, as a thread does that waits for one."""
+
+
+def test_a_rank_that_stays_where_it_may_wait_for_its_gpu_does_not_count_as_going_on(
+    script: str,
+) -> None:
+    now = {0: busy(script, ALL_REDUCE), 1: busy(script, SEND)}
+    later = replace(GPU, ticks=250)
+    verdict = seen(now, used=(GPU, later)).verdict()
+    assert verdict.outcome is Outcome.UNDECIDED and not verdict.diagnosis.findings
+    assert verdict.diagnosis.unsure.startswith("Undecided: ranks 0-1 did not leave train.py")
+    assert "for a collective that another rank has not called" in verdict.diagnosis.unsure
+    turns = {0: stack((script, ALL_REDUCE, "<module>", {"step": "4"})), 1: busy(script, RECV)}
+    for before, used in ((turns, (GPU, later)), (now, (Used("R", 100, {}), Used("R", 250, {})))):
+        unsure = seen(now, before=before, used=used).verdict().diagnosis.unsure
+        assert unsure == "No problem found so far: ranks 0-1 go on."
+
+
+def test_how_the_flight_recorder_is_dumped_is_said_where_a_pipe_was_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/my fr_"}
+    monkeypatch.setattr(looked_at.processes, "environment", lambda pid: values)
+    said = looked_at.how_to_dump(7)
+    assert "for pipe in '/tmp/my fr_'*.pipe; do echo 1 > \"$pipe\"; done" in said
+    assert said.endswith("ddp-notebook why FOLDER (TORCH_FR_DUMP_TEMP_FILE says which).")
+    values["TORCH_FR_DUMP_TEMP_FILE"] = "/logs/run7/rank_"
+    assert looked_at.how_to_dump(7).endswith("Then: ddp-notebook why /logs/run7.")
+    values.clear()
+    assert looked_at.how_to_dump(7) == ""
+
+
 def test_nothing_is_said_of_a_rank_that_was_elsewhere_before_or_in_another_turn(
     script: str,
 ) -> None:

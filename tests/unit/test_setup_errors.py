@@ -79,6 +79,19 @@ ERRORS = {
     "CUDA error: invalid device ordinal\nCUDA kernel errors might be": Category.GPU_MAPPING,
     "CUDA error: device-side assert triggered\nCUDA kernel": Category.EXCEPTION_ON_ONE_RANK,
     "CUDA error: uncorrectable ECC error encountered": Category.EXCEPTION_ON_ONE_RANK,
+    "CUDA error: uncorrectable NVLink error detected during the execution": (
+        Category.EXCEPTION_ON_ONE_RANK
+    ),
+    "ncclInternalError: Internal check failed.\nLast error:\nncclSocketInit: connecting to address "
+    " with family 59936 is neither AF_INET(2) nor AF_INET6(10)": Category.WRONG_INTERFACE,
+    "invalid usage ... Last NCCL warning(error): 'Bootstrap : no socket interface found'": (
+        Category.WRONG_INTERFACE
+    ),
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 217 'peer "
+    "access is not supported between these two devices'": Category.GPU_MAPPING,
+    "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888)": (
+        Category.RESOURCE_STARVED
+    ),
     "The NVIDIA driver on your system is too old (found version 11040).": Category.VERSION_MISMATCH,
     "no CUDA-capable device is detected": Category.BACKEND_DEVICE_MISMATCH,
     "NCCL error in: ProcessGroupNCCL.cpp:839, unhandled system error, NCCL version 2.8.3\n"
@@ -97,15 +110,17 @@ def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
     assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
 
 
-def test_what_others_hold_of_a_gpus_memory_is_said() -> None:
+def test_who_else_holds_a_gpus_memory_is_said() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.00 GiB "
-        "of which 1.00 GiB is free. Process 4711 has 12.50 GiB memory in use. Including "
-        "non-PyTorch memory, this process has 1.49 GiB memory in use."
+        "of which 1.00 GiB is free. Process 4711 has 12.50 GiB memory in use. Process 102 has "
+        "414.00 MiB memory in use. Including non-PyTorch memory, this process has 1.49 GiB memory "
+        "in use."
     )
-    assert the_one(waiting(0), failed(1, text), waiting(2)).cause == (
-        "Rank 1 ran out of GPU memory, part of which another process uses "
-        "(Process 4711 has 12.50 GiB)"
+    finding = the_one(waiting(0), failed(1, text, pid=101), waiting(2, pid=102))
+    assert finding.cause == (
+        "Rank 1 ran out of GPU memory, part of which others use (process 4711 12.50 GiB, rank 2 "
+        "414.00 MiB)"
     )
 
 

@@ -22,6 +22,7 @@ from step_results import (
 )
 
 from ddp_notebook.bench.steps import StepPoint, break_even, middle_parts
+from ddp_notebook.rank.bench.collectives import since_ns
 from ddp_notebook.rank.bench.steps import overlapped_ns
 
 CLOSE = 0.05
@@ -99,6 +100,31 @@ def test_communication_that_is_overlapped_is_the_union_of_the_spans_before_the_l
     covered = {t for ready, done in spans for t in range(ready, done)}
     last_ready = max((ready for ready, _ in spans), default=0)
     assert overlapped_ns(spans) == len([t for t in covered if t < last_ready])
+
+
+class Event:
+    """A stand-in for CUDA's: its time is known once somebody has waited for it."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+        self.done = False
+
+    def synchronize(self) -> None:
+        self.done = True
+
+    def elapsed_time(self, end: Event) -> float:
+        assert end.done, "CUDA raises for an event that is not reached"
+        return end.at_ms - self.at_ms
+
+
+def test_stamps_of_a_gpu_count_from_the_start_of_the_step() -> None:
+    spans = [(Event(11.0), Event(14.0)), (Event(12.5), Event(15.0))]
+    start = Event(10.0)
+    start.done = True
+    counted = [since_ns(start, span) for span in spans]
+    assert counted == [[1_000_000, 4_000_000], [2_500_000, 5_000_000]]
+    assert overlapped_ns(counted) == 1_500_000
+    assert since_ns(100, (150, 170)) == [50, 70], "on a CPU a stamp is a number"
 
 
 @settings(deadline=None)

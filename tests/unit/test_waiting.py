@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from support import eventually
+from torch.utils.data import dataloader
+from torch.utils.data._utils import pin_memory
 
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.inspect import frames, process, store_keys, waiting
@@ -187,6 +189,26 @@ def test_who_waits_for_a_computation_of_autograds_does_not() -> None:
             eventually(lambda: frames_in(other, "observed"), 10, "a thread of the user's waits")
             assert record_of_engine(thread) is None
             ended.set()
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_who_waits_for_a_batch_is_held_up_by_the_thread_that_copies_it_into_pinned_memory(
+    copies: bool,
+) -> None:
+    # A lock in C stands for the wait for the GPU, or for a batch that workers have yet to load.
+    lock, batches = threading.Lock(), queue.Queue[str]()
+    batch = SimpleNamespace(pin_memory=lock.acquire)
+    work = partial(pin_memory.pin_memory, batch) if copies else lock.acquire
+    iterator = SimpleNamespace(_data_queue=batches, _workers=[])
+    get = dataloader._MultiProcessingDataLoaderIter._try_get_data
+    lock.acquire()
+    with running(work) as pins, running(partial(get, iterator, 60)) as outer:
+        iterator._pin_memory_thread = pins
+        held_up_by = pins if copies else None
+        eventually(lambda: frames_in(outer, "_try_get_data"), 10, "it waits for the batch")
+        eventually(lambda: waits_for(outer) is held_up_by, 10, "the other one is where it waits")
+        lock.release()
+        batches.put("batch")
 
 
 # -- where a rank stands ---------------------------------------------------------------------

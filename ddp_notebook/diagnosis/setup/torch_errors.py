@@ -59,6 +59,7 @@ MEANINGS = (
         r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         "backend-device-mismatch.nccl-without-gpu",
     ),
+    # https://github.com/karpathy/nanoGPT/issues/281, https://github.com/pytorch/pytorch/issues/1040
     _meaning(
         r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
         r"|module 'torch\._C' has no attribute '_cuda_|dummy base class \w*[Cc]uda"
@@ -77,22 +78,42 @@ MEANINGS = (
         r"|unspecified launch failure|misaligned address)",
         "exception-on-one-rank.gpu-failed",
     ),
-    _meaning(r"uncorrectable ECC error encountered", "exception-on-one-rank.gpu-memory-error"),
+    # https://github.com/huggingface/accelerate/issues/1192 (ECC),
+    # https://github.com/pytorch/pytorch/issues/58155 (NVLink),
+    # https://github.com/pytorch/pytorch/issues/43685 (lost)
+    _meaning(
+        r"(uncorrectable (?:ECC|NVLink) error|hardware stack error|GPU is lost|fallen off the bus)",
+        "exception-on-one-rank.gpu-hardware-error",
+    ),
     # https://github.com/lllyasviel/Omost/issues/120
     _meaning(
         r"NVIDIA driver on your system is too old \(found version (\d+)\)"
         r"|CUDA driver version is insufficient",
         "version-mismatch.old-driver",
     ),
-    # https://github.com/NVIDIA/nccl/issues/473
-    _meaning(r"unhandled system error|ncclSystemError", "resource-starved.nccl-system-call"),
+    # https://github.com/NVIDIA/nccl/issues/1837,
+    # https://github.com/marin-community/marin/issues/6940
+    _meaning(
+        r"no socket interface found|with family \d+ is neither AF_INET",
+        "wrong-interface.nccl-finds-none",
+    ),
+    # https://github.com/ray-project/ray_lightning/issues/24
+    _meaning(
+        r"peer access is not supported between these two devices", "gpu-mapping.no-peer-access"
+    ),
+    # https://github.com/NVIDIA/nccl/issues/473, https://github.com/NVIDIA/nccl/issues/342
+    _meaning(
+        r"unhandled system error|ncclSystemError|(?:creating|attaching to) shared memory segment",
+        "resource-starved.nccl-system-call",
+    ),
     _meaning(
         r"Unknown backend type (\S+)|Invalid backend: '?([^'\s]+)",
         "env-invalid.unknown-backend",
     ),
     _meaning(r"initialize the default process group twice", "double-init.called-again"),
+    # https://github.com/awslabs/keys_values/issues/92: three of the others are ranks of the job
     _meaning(
-        r"CUDA out of memory.*?(Process \d+ has [\d.]+ \wiB) memory in use",
+        r"CUDA out of memory.*?Process \d+ has [\d.]+ \wiB memory in use",
         "oom-on-one-rank.gpu-shared",
     ),
     _meaning(
@@ -264,12 +285,20 @@ def _read(e: RankReport, case: Case) -> _Reading | None:
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error.text)
         if match and (not meaning.kind.startswith("env-invalid") or _ENVIRONMENT.search(line)):
-            return _Reading(meaning.kind, (("found", meaning.found(match)),))
+            return _Reading(meaning.kind, (("found", _holders(e, case) or meaning.found(match)),))
     if e.error.type == "MemoryError":
         return _Reading("oom-on-one-rank.out-of-memory")
     if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
     return _raised_own(e, case)
+
+
+def _holders(e: RankReport, case: Case) -> str:
+    """Return who else holds the memory of a rank's GPU, by torch's own words about it."""
+    # In a container the driver may count processes otherwise: then no rank has such a number.
+    ranks = {other.process.pid: f"rank {other.rank}" for other in case.ranks}
+    words = re.findall(r"Process (\d+) has ([\d.]+ \wiB) memory in use", e.error.text)
+    return ", ".join(f"{ranks.get(int(pid)) or f'process {pid}'} {size}" for pid, size in words)
 
 
 def _raised_own(e: RankReport, case: Case) -> _Reading | None:

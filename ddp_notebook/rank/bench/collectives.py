@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -321,6 +321,17 @@ def clock_of(device: torch.device) -> Callable[[], Any]:
         return event
 
     return stamp
+
+
+def since_ns(start: Any, stamps: Iterable[Any]) -> list[int]:
+    """Return the nanoseconds from `start` to each of the stamps, once a GPU has made them."""
+    if isinstance(start, int):
+        return [stamp - start for stamp in stamps]
+    times = []
+    for stamp in stamps:
+        stamp.synchronize()
+        times.append(round(start.elapsed_time(stamp) * 1e6))
+    return times
 
 
 def spans_ns(stamps: Sequence[Any]) -> list[int]:

@@ -41,6 +41,7 @@ from ddp_notebook.rank.bench.collectives import (
     clock_of,
     groups_of,
     interrupts_noted,
+    since_ns,
     spans_ns,
     wait_for_all,
 )
@@ -272,13 +273,15 @@ class _Run:
     """The number of blocks left, this one included."""
     _wrapped: DistributedDataParallel | None = None
     _wrapped_for: tuple[str, str, int] | None = None
-    _spans: list[list[int]] = field(default_factory=list)
-    """When, in the step that runs, each bucket was ready and when it was reduced."""
+    _spans: list[list[Any]] = field(default_factory=list)
+    """Stamps of when, in the step that runs, each bucket was ready and when it was reduced."""
+    _clock: Callable[[], Any] = field(init=False)
     _batches: dict[int, Any] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._clock = clock_of(self.subject.device)
         self.deadline_ns = time.perf_counter_ns() + int(self.plan.budget_s * 1e9)
         # With a learning rate of 0 a step costs the same, and the values do not change: all steps
         # compute with the same numbers, however many there are.
@@ -321,8 +324,9 @@ class _Run:
         """DDP steps with timestamps of buckets: how much communication the backward overlaps.
 
         Only a communication hook is called at the moment at which a bucket's last gradient is
-        ready (`register_comm_hook`, public API). On a GPU that is when the host has issued the
-        work, long before the gradients are there: then nothing is reported.
+        ready (`register_comm_hook`, public API). On a GPU the host is there long before: an event
+        in the stream that computes the gradients, and one in the stream that torch has wait for
+        the reduced ones (`Future.then`), are stamped by the GPU itself.
         """
         wrapped = self._wrap(block)
         count = self._agree(self._untimed(wrapped, block.batch))
@@ -332,9 +336,10 @@ class _Run:
         overlapped = []
         for _ in range(count):
             self._spans.clear()
+            start = self._clock()
             self._timed(wrapped, block.batch, 1)
-            overlapped.append(overlapped_ns(self._spans))
-        return {"overlapped": overlapped if self.subject.device.type == "cpu" else []}
+            overlapped.append(overlapped_ns([since_ns(start, span) for span in self._spans]))
+        return {"overlapped": overlapped}
 
     def _alone(self, block: Block) -> dict[str, Any] | None:
         """Steps of rank 0 without DDP, while the other ranks are idle."""
@@ -356,7 +361,7 @@ class _Run:
         if size not in self._batches:
             self._batches[size] = self.feed.batch(size)
         batch, forward, optimizer = self._batches[size], self.feed.run, self._optimizer
-        clock, stamps = clock_of(self.subject.device), []
+        clock, stamps = self._clock, []
         with users_code(f"{{}} (batch {size})"):
             # Between the parts of a step there are only clock reads.
             for _ in range(count):
@@ -400,12 +405,13 @@ class _Run:
     # Without annotations: torch compares them with its own classes, and here they are strings.
     def _hook(self, state, bucket):  # type: ignore[no-untyped-def]
         """Do what DDP does without a hook, with a stamp before and after it."""
-        span = [time.perf_counter_ns(), 0]
+        clock = self._clock
+        span = [clock(), clock()]
         self._spans.append(span)
         future = allreduce_hook(self.group, bucket)
 
         def done(reduced: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            span[1] = time.perf_counter_ns()
+            span[1] = clock()
             return reduced.value()
 
         return future.then(done)

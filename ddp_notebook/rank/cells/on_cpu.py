@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.utils._device
 
+from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.rank import torch_private
 
 AS_GPUS = "DDP_NOTEBOOK_AS_GPUS"
@@ -97,6 +98,26 @@ class _AtOnce(contextlib.nullcontext[None]):
     wait = wait_event = wait_stream = synchronize
 
 
+_GENERATOR = torch.Generator
+
+
+class _MakesGenerators(type):
+    """The type of what takes the place of `torch.Generator`, a class in C that cannot be changed.
+
+    Every generator is an instance of it, and it makes those of the CPU.
+    """
+
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return _GENERATOR(cuda_on_cpu.told(_numbered, device))
+
+    def __instancecheck__(cls, it: object) -> bool:
+        return isinstance(it, _GENERATOR)
+
+
+class _Generator(metaclass=_MakesGenerators):
+    pass
+
+
 class CudaOnCpu:
     """Replaces and restores torch's functions; one of a process is on at a time."""
 
@@ -129,6 +150,7 @@ class CudaOnCpu:
         for name in ("cuda", "pin_memory"):
             self._replace(torch.Tensor, name, lambda it, *_, **__: self._itself(it))
         self._replace(torch.Tensor, "record_stream", lambda *_: None)
+        self._replace(torch, "Generator", _Generator)
         # The compiler asks torch for streams of its own: what it would compile runs as it is.
         self._replace(torch, "compile", lambda f=None, **_: (lambda g: g) if f is None else f)
         self._replace(torch.nn.Module, "compile", lambda *_, **__: None)
@@ -174,9 +196,9 @@ class CudaOnCpu:
         def call(*args: Any, **named: Any) -> Any:
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
             if "device" in named:
-                named["device"] = self._told(_numbered, named["device"])
+                named["device"] = self.told(_numbered, named["device"])
             if first and len(args) > 1:
-                args = (args[0], self._told(_numbered, args[1]), *args[2:])
+                args = (args[0], self.told(_numbered, args[1]), *args[2:])
             return original(*args, **named)
 
         self._replace(owner, name, call)
@@ -202,12 +224,12 @@ class CudaOnCpu:
                 if default != known[name]:
                     bound.arguments.setdefault(name, default)
             for name in parameters.keys() & bound.arguments.keys():
-                bound.arguments[name] = self._told(parameters[name], bound.arguments[name])
+                bound.arguments[name] = self.told(parameters[name], bound.arguments[name])
             return original(*bound.args, **bound.kwargs)
 
         return call
 
-    def _told(self, becomes: Callable[[Any], Any], value: Any) -> Any:
+    def told(self, becomes: Callable[[Any], Any], value: Any) -> Any:
         """Return what `value` becomes; where it changes, report that to the user, once."""
         other = becomes(value)
         if other is not value and other != value:
@@ -270,11 +292,17 @@ class CudaOnCpu:
             "is_current_stream_capturing": lambda: False,
             "get_rng_state": lambda *_, **__: torch.get_rng_state(),
             "get_rng_state_all": list,
+            "initial_seed": torch.initial_seed,
+            "memory_summary": lambda *_, **__: "",
+            "mem_get_info": lambda *_, **__: (bytes_left(), memory),
             "get_device_name": lambda *_: "CPU",
             "get_device_capability": lambda *_: (0, 0),
             "get_device_properties": lambda *_: properties,
             **dict.fromkeys(
-                ("init", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"),
+                (
+                    *("init", "manual_seed", "manual_seed_all", "set_rng_state"),
+                    *("set_rng_state_all", "ipc_collect", "set_per_process_memory_fraction"),
+                ),
                 lambda *_, **__: None,
             ),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -166,11 +167,14 @@ class UserCode:
         """Files that were run as scripts: the user's even in a folder of libraries."""
         self._known: dict[str, bool] = {}
         """Answers of `is_users`: it is asked for each asynchronous collective."""
+        self._installed: dict[str, bool] = {}
+        """Of folders from which Python imports: whether libraries are installed there."""
 
     def add_script(self, filename: str) -> None:
         """Treat `filename` as the user's, in whatever folder it is."""
         self._scripts.add(filename)
         self._known.clear()
+        self._installed.clear()
 
     def is_users(self, filename: str) -> bool:
         """True for cells and for files that are not part of Python or an installed library."""
@@ -178,10 +182,31 @@ class UserCode:
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            library = filename.startswith("<") or any(part in filename for part in _LIBRARY)
+            library = (
+                filename.startswith("<")
+                or any(part in filename for part in _LIBRARY)
+                or any(filename.startswith(folder) for folder in self._folders())
+            )
             known = bool(CELL_NAME.fullmatch(filename)) or filename in self._scripts or not library
             self._known[filename] = known
         return known
+
+    def _folders(self) -> Iterator[str]:
+        """Yield folders of installed libraries that are called otherwise, as by ``pip --target``.
+
+        The installer has left what it knows of each library in such a folder. The working folder
+        and that of a script are the user's, whatever was installed there.
+        """
+        for entry in filter(None, sys.path):
+            folder = f"{entry.rstrip(os.sep)}{os.sep}"
+            if entry not in self._installed:
+                with contextlib.suppress(OSError):
+                    own = (*self._scripts, f"{Path.cwd()}{os.sep}")
+                    has = not any(path.startswith(folder) for path in own)
+                    has = has and next(Path(entry).glob("*.dist-info"), None) is not None
+                    self._installed[entry] = has
+            if self._installed.get(entry):
+                yield folder
 
     def has_called(self, frame: FrameType) -> bool:
         """Return whether the user's code runs `frame`: not Jupyter's threads, not code of ours."""

@@ -209,7 +209,7 @@ class Waiting:
         return Wait("collective") if waits and not awaited.has_moved else Wait()
 
     def _hung_on_gpu(self, awaited: Awaited) -> int | None:
-        """Return the number of the collective for which the main thread waits through its GPU.
+        """Return the number of the collective for which the awaited thread waits through its GPU.
 
         NCCL's collectives have long returned when the thread waits, in a call that reads a value.
         Nothing in Python tells such a call from one that computes. So all of this must hold: its
@@ -217,7 +217,7 @@ class Waiting:
         still processing its queue), it stands at one instruction all that time, and what it calls
         there is known to wait for a GPU. The thread may spin.
         """
-        if awaited.frame is None or not (awaited.is_main and gpu.in_use()):
+        if awaited.frame is None or not gpu.in_use():
             return None
         observer, now_s = self._observer, time.monotonic()
         number = observer.waits_for()
@@ -301,7 +301,18 @@ def _waits_for_thread(
         if where == ("concurrent.futures._base", "result"):
             future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
             return _who_computes(future, current) if limit is None else None
-    return None
+    return _who_pins(stack[:4], current)
+
+
+def _who_pins(stack: Sequence[FrameType], current: dict[int, FrameType]) -> threading.Thread | None:
+    """Return the thread that copies the batch that these frames wait for into pinned memory.
+
+    To take such memory may wait for the GPU. None while that thread waits for workers.
+    """
+    pins = next(filter(None, map(torch_private.pinning_thread, stack)), None)
+    at = current.get(pins.ident or 0) if pins is not None else None
+    copies = at is not None and at.f_globals.get("__name__") == torch_private.PINS
+    return pins if copies else None
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:

@@ -17,6 +17,8 @@ from ddp_notebook.bench.stats import others_cpu, summarise
 from ddp_notebook.bench.steps import Memory, StepBenchResult, StepPlan
 from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
+from ddp_notebook.launch import gpu_links
+from ddp_notebook.launch.gpu_links import Links
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Event,
@@ -217,9 +219,12 @@ class Benchmarks:
                 "NCCL moves data between GPUs only, so --backend nccl cannot measure tensors on "
                 "the CPU. Use --backend gloo, or --device cuda where there are GPUs."
             )
+        links = self._links(members, facts) if (backend, device) == ("nccl", "cuda") else Links()
         about = BenchRun(
             backend=backend,
             device=device,
+            links=links.text,
+            limit_gb_per_s=links.limit_gb_per_s,
             conditions=Conditions(cores=cores()),
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
             versions=first["versions"],
@@ -240,6 +245,13 @@ class Benchmarks:
         if told.failed and not (told.dead or told.interrupted or told.pending):
             raise UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
         raise DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
+
+    def _links(self, members: Ranks, facts: Mapping[int, Mapping[str, Any]]) -> Links:
+        """Return what joins these ranks' GPUs; nothing on several hosts, or of shared ones."""
+        gpus = [self._pool.need("%ddp_bench").devices.gpus[rank] for rank in members]
+        hosts = {each["host"] for each in facts.values()}
+        one_each = len(set(gpus)) == len(gpus) and len(hosts) == 1
+        return gpu_links.read(gpus) if one_each else Links()
 
     # -- training steps ------------------------------------------------------------------
 
