@@ -14,7 +14,20 @@ from ddp_notebook.diagnosis.collectives.wait_graph import WaitGraph, gave_up, wa
 from ddp_notebook.diagnosis.progress import call_number
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.replicas import Model, models
-from ddp_notebook.model import Activity, Case, Collectives, RankReport, Ranks, RunFacts, by_value
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    RankReport,
+    Ranks,
+    RunFacts,
+    by_value,
+    counted,
+    name_ranks,
+)
+
+_LONGEST_STANDING = 60
+"""Characters of a title that say where ranks are."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +140,18 @@ class Context:
         return report.activity is Activity.DEAD or (had_one and not report.initialized)
 
     def standing(self, ranks: Ranks) -> str:
-        """Where ranks are: ``rank 0 is in barrier at a.py:3; rank 1 has finished``."""
-        return describe.standing(ranks, self.graph.at, self.reports, self.run)
+        """Where ranks are: ``rank 0 is waiting in ... at a.py, line 3; rank 1 has finished``."""
+        places = describe.standing(ranks, self.graph.at, self.reports, self.run)
+        return "; ".join(f"{name_ranks(those)} {doing}" for those, doing in places)
+
+    def briefly(self, ranks: Ranks) -> str:
+        """Where ranks are, without lines; of many places the first, and how many more ranks."""
+        of = describe.standing(ranks, self.graph.at, self.reports, self.run, describe.short_name)
+        shown = [f"{name_ranks(those)} {doing}" for those, doing in of]
+        if len(of) > 2 or len("; ".join(shown)) > _LONGEST_STANDING:
+            more = counted(len(ranks) - len(of[0][0]), "more rank") if len(of) > 1 else ""
+            shown = [shown[0], *([f"{more} elsewhere"] if more else [])]
+        return "; ".join(shown)
 
     # -- training ------------------------------------------------------------------------
 

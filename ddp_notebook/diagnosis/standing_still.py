@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, side
-from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
 from ddp_notebook.diagnosis.collectives.groups import other_groups
-from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
@@ -254,7 +253,7 @@ def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
         min(past.ranks, inside.ranks, key=len),
         f"{verb(past.ranks, 'is', 'are')} past the loop, in {named(past.record)}, while "
         f"{verb(inside.ranks, 'is', 'are')} in {named(inside.record)}",
-        UNEVEN_REMEDY,
+        catalogue.words("uneven-inputs.left-loop.fix", model=""),
         context.victims,
         sides=(side(past.ranks, past.record), side(inside.ranks, inside.record)),
     )
@@ -271,10 +270,12 @@ def _ended_before(
     test = sources.condition(site.record, None, site.ranks, ended)
     if test is None:
         if _is_plain(sources, site.record):
-            category, remedy, ranks = Category.MISSING_DESTROY, LEAVE_TOGETHER, ended
+            category, ranks = Category.MISSING_DESTROY, ended
+            remedy = catalogue.words("missing-destroy.destroyed.fix")
             if site.record.part is Part.BACKWARD or sources.in_a_loop(site.record):
                 # They made fewer turns of the loop; or the others made more.
-                category, remedy = Category.UNEVEN_INPUTS, UNEVEN_REMEDY
+                category = Category.UNEVEN_INPUTS
+                remedy = catalogue.words("uneven-inputs.left-loop.fix", model="")
                 ranks = min(ended, site.ranks, key=len)
             yield Finding(
                 category,

@@ -42,8 +42,20 @@ def facts_in(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
-    """Each call that names a kind: file, line, key, and the facts given (None for ``**``)."""
+def named_in_tables() -> set[str]:
+    """The kinds that the package names outside of calls of the catalogue."""
+    known = {f"{category}.{kind}" for category, kind in KINDS}
+    texts = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    return {
+        node.value
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known
+    }
+
+
+def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
+    """Each call that names kinds: its place, the keys, and the facts given (None for ``**``)."""
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         if "catalogue" not in text:
@@ -54,10 +66,14 @@ def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
                 "catalogue.words",
             ):
                 given = {keyword.arg for keyword in node.keywords}
-                for key in ast.walk(node.args[0]):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        names = None if None in given else {name for name in given if name}
-                        yield path.name, node.lineno, key.value, names
+                of_tables = isinstance(node.args[0], ast.JoinedStr)
+                keys = [
+                    each.value
+                    for each in ast.walk(node.args[0])
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+                names = None if None in given else {name for name in given if name}
+                yield f"{path.name}:{node.lineno}", [] if of_tables else keys, names
 
 
 @pytest.mark.parametrize("category", Category)
@@ -70,33 +86,39 @@ def test_each_category_has_a_page_in_sentences(category: Category) -> None:
     assert max(map(len, shown.splitlines())) < 350
 
 
-@pytest.mark.parametrize(("category", "kind"), KINDS, ids=".".join)
+@pytest.mark.parametrize(("category", "kind"), KINDS, ids=map(".".join, KINDS))
 def test_a_kind_is_short_and_says_what_to_do(category: str, kind: str) -> None:
     templates = catalogue.entry(category)["kinds"][kind]
     whole = re.sub("<<|>>", "", " ".join(templates["title"].split()))
     title = Formatter().vformat(whole, (), _AnyFact())
     assert len(title) <= 100, title
     assert not title.endswith(".")
-    assert templates["fix"].rstrip("`").endswith("."), templates["fix"]
+    assert templates["fix"].rstrip("`>").endswith("."), templates["fix"]
 
 
 def test_each_call_gives_the_facts_that_the_words_need() -> None:
     used, wrong = defaultdict(set), []
-    for file, line, key, given in calls():
-        category, kind, *part = key.split(".")
-        templates = catalogue.entry(category)["kinds"].get(kind)
-        if templates is None:
-            wrong.append(f"{file}:{line}: no kind {key}")
-            continue
-        parts = part or ["title", "fix"]
-        used[category, kind].update(parts)
-        named = set().union(*(facts_in(templates[each]) for each in parts))
-        other = {"waiting", "evidence", "passing", "sides"} if not part else set()
-        if given is not None and (
-            lacks := (named - given - (GIVEN if not part else set())) | (given - named - other)
-        ):
-            wrong.append(f"{file}:{line}: {key} has no fact, or no use, for {sorted(lacks)}")
+    for place, keys, given in calls():
+        useful = set()
+        for key in keys:
+            category, kind, *part = key.split(".")
+            templates = catalogue.entry(category)["kinds"].get(kind)
+            if templates is None:
+                wrong.append(f"{place}: no kind {key}")
+                continue
+            parts = part or ["title", "fix"]
+            used[category, kind].update(parts)
+            named = set().union(*(facts_in(templates[each]) for each in parts))
+            useful |= named | (set() if part else {"waiting", "evidence", "passing", "sides"})
+            lacks = named - (given or set()) - (set() if part else GIVEN)
+            if given is not None and lacks:
+                wrong.append(f"{place}: {key} has no fact for {sorted(lacks)}")
+        if keys and given is not None and given - useful:
+            wrong.append(f"{place}: {keys} have no use for {sorted(given - useful)}")
     assert not wrong, "\n".join(wrong)
+    for key in named_in_tables():
+        category, _, kind = key.partition(".")
+        used[category, kind].update(("title", "fix"))
     unused = {
         f"{category}.{kind}.{part}"
         for category, kind in KINDS
