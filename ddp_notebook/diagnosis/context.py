@@ -26,9 +26,6 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
-_LONGEST_STANDING = 60
-"""Characters of a title that say where ranks are."""
-
 
 @dataclass(frozen=True)
 class Context:
@@ -144,11 +141,11 @@ class Context:
         places = describe.standing(ranks, self.graph.at, self.reports, self.run)
         return "; ".join(f"{name_ranks(those)} {doing}" for those, doing in places)
 
-    def briefly(self, ranks: Ranks) -> str:
-        """Where ranks are, without lines; of many places the first, and how many more ranks."""
+    def briefly(self, ranks: Ranks, most: int = 60) -> str:
+        """Where ranks are, without lines, in a title: two places, or the first if it gets long."""
         of = describe.standing(ranks, self.graph.at, self.reports, self.run, describe.short_name)
         shown = [f"{name_ranks(those)} {doing}" for those, doing in of]
-        if len(of) > 2 or len("; ".join(shown)) > _LONGEST_STANDING:
+        if len(of) > 2 or len("; ".join(shown)) > most:
             more = counted(len(ranks) - len(of[0][0]), "more rank") if len(of) > 1 else ""
             shown = [shown[0], *([f"{more} elsewhere"] if more else [])]
         return "; ".join(shown)

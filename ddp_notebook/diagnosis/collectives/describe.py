@@ -75,10 +75,8 @@ def told_apart(one: Collective | None, other: Collective | None) -> tuple[str, s
     names = [short_name(record) if record is not None else "" for record in (one, other)]
     if one is None or other is None or names[0] != names[1]:
         return names[0], names[1]
-    if one.place and other.place and one.place != other.place:
-        return f"{names[0]} ({_line(one.place, other.place)})", (
-            f"{names[0]} ({_line(other.place, one.place)})"
-        )
+    if one.place != other.place:
+        return names[0] + _line(one.place, other.place), names[1] + _line(other.place, one.place)
     if one.dtype != other.dtype:
         return f"{names[0]} of {one.dtype}", f"{names[1]} of {other.dtype}"
     if one.shape != other.shape:
@@ -86,8 +84,11 @@ def told_apart(one: Collective | None, other: Collective | None) -> tuple[str, s
     return names[0], names[1]
 
 
-def _line(place: Place, other: Place) -> str:
-    return f"{f'{place.file}, ' if place.file != other.file else ''}line {place.line}"
+def _line(place: Place | None, other: Place | None) -> str:
+    if place is None:
+        return ""
+    file = f"{place.file}, " if other is not None and place.file != other.file else ""
+    return f" ({file}line {place.line})"
 
 
 def tensor(record: Collective) -> str:
@@ -105,7 +106,7 @@ def lacking(record: Collective) -> str:
     if not record.is_point_to_point:
         return short_name(record)
     counterpart = "recv" if record.operation == "send" else "send"
-    return f"the {code(counterpart)} for {short_name(record)} on rank {record.rank}"
+    return f"the {code(counterpart)} that rank {record.rank} is waiting for"
 
 
 def numbered(record: Collective) -> str:

@@ -162,7 +162,7 @@ def unwinding(context: Context) -> Iterator[Finding]:
             evidence=(*_error_lines(ranks, error.type, error.text, error.path), *calls),
             error=error.type,
             call=short_name(record),
-            standing=context.briefly(tuple(others)),
+            standing=context.briefly(tuple(others), most=45),
         )
 
 

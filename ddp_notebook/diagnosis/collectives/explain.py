@@ -72,14 +72,17 @@ def _facts(context: Context, classified: Classified) -> dict[str, Any]:
     call, there = told_apart(classified.record, classified.there)
     one, other = classified.sides
     first_call, second_call = told_apart(one.here, other.here)
-    elsewhere = in_call(short.ranks, there, context.reports)
+    elsewhere = context.briefly(short.ranks)
+    if there:
+        elsewhere = in_call(short.ranks, there, context.reports)
     return {
         "full": full.ranks,
         "short": short.ranks,
         "call": call,
         "there": there,
         "inside": in_call(full.ranks, call, context.reports),
-        "elsewhere": elsewhere if there else context.briefly(short.ranks),
+        "elsewhere": elsewhere,
+        "and_then": elsewhere.removeprefix(f"{short.named} "),
         "first": one.ranks,
         "second": other.ranks,
         "first_call": first_call,
@@ -414,7 +417,9 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     met = difference(own, other) is Difference.LABEL
     return catalogue.finding(
         {
-            Difference.SHAPE: "shape-mismatch.shape",
+            Difference.SHAPE: "shape-mismatch.model"
+            if own.part is Part.CONSTRUCTOR
+            else "shape-mismatch.shape",
             Difference.DTYPE: "dtype-mismatch.dtype",
             Difference.OPERATION: "op-mismatch.operation",
             Difference.REDUCE_OP: "op-mismatch.reduce-op",
@@ -442,7 +447,8 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
     """The value of the property in which a record differs from `other`."""
     match what:
         case Difference.OPERATION:
-            return function_of(record)
+            named_alike = function_of(record) == function_of(other)
+            return code(record.operation) if named_alike else function_of(record)
         case Difference.DTYPE:
             return record.dtype
         case Difference.SHAPE if record.shape == other.shape:
@@ -468,7 +474,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     condition = context.sources.condition(record, classified.there, full.ranks, short.ranks)
     ranks, tested, open_ = _who_is_wrong(context, classified, condition)
     evidence: tuple[str, ...] = (condition.line,) if condition else ()
-    if classified.there is None:  # else its place is in the other branch's line
+    if classified.there is None and not all(map(context.finished, short.ranks)):
         evidence += (context.standing(short.ranks),)
     facts = _facts(context, classified)
     lacking = ranks == short.ranks

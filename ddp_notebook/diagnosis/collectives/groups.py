@@ -294,5 +294,5 @@ def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) ->
             f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
             for record in records
         ),
-        standing=context.briefly(ring),
+        ring=ring,
     )

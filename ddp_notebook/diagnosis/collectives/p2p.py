@@ -8,7 +8,7 @@ from itertools import permutations
 
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import code, lacking, named, tensor
+from ddp_notebook.diagnosis.collectives.describe import code, function_of, lacking, named, tensor
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
@@ -51,7 +51,7 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             waiting=context.victims,
             evidence=tuple(f"rank {rank}, {_message(at[rank])}" for rank in alike if rank in at),
             tags=tuple(sorted(tags)),
-            standing=context.briefly(alike),
+            functions=tuple(dict.fromkeys(function_of(at[r]) for r in alike if r in at)),
         )
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
