@@ -22,7 +22,6 @@ from ddp_notebook.model import (
     Ranks,
     RunFacts,
     by_value,
-    counted,
     name_ranks,
 )
 
@@ -146,8 +145,8 @@ class Context:
         of = describe.standing(ranks, self.graph.at, self.reports, self.run, describe.short_name)
         shown = [f"{name_ranks(those)} {doing}" for those, doing in of]
         if len(of) > 2 or len("; ".join(shown)) > most:
-            more = counted(len(ranks) - len(of[0][0]), "more rank") if len(of) > 1 else ""
-            shown = [shown[0], *([f"{more} elsewhere"] if more else [])]
+            rest = len(ranks) - len(of[0][0])
+            shown = [shown[0], *([f"{rest} more elsewhere"] if rest else [])]
         return "; ".join(shown)
 
     # -- training ------------------------------------------------------------------------
