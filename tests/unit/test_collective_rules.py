@@ -81,6 +81,49 @@ def test_most_ranks_reach_it_and_one_does_not() -> None:
     assert lines_of(finding) == [8, 9]
 
 
+VALIDATES = """\
+def validate():
+    dist.all_reduce(right)
+for i in range(9):
+    step(i)
+    if rank == 0:
+        print(validate())
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [("print(validate())", "validate"), ("print(check())", "all_reduce"), ("", "all_reduce")],
+)
+def test_a_function_of_the_users_that_a_condition_decides_is_what_is_to_be_moved(
+    line: str, moved: str
+) -> None:
+    path = (Place("train.py", 6, "", line), Place("train.py", 2, "validate"))
+    checks, end = replace(all_reduce(2), path=path), barrier(7)
+    case = play(same(3, [backward(4), end], r0=[backward(4), checks, end]))
+    finding = the_one(case, {"train.py": VALIDATES})
+    assert finding.remedy == f"Call `{moved}` on every rank: move it out of `if rank == 0`."
+    assert finding.cause.startswith(f"Only rank 0 calls `{moved}`")
+    assert lines_of(finding) == [2, 7], "where the collective is called"
+
+
+def test_a_call_behind_a_return_of_some_ranks_is_to_be_moved_before_it() -> None:
+    code = "def save():\n    if rank != 0:\n        return\n    dist.barrier()\nsave()\n"
+    case = play({0: [barrier((5, ""), (4, "save"))], 1: [], 2: []})
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert finding.remedy == "Call `barrier` on every rank: move it before `if rank != 0: return`."
+
+
+def test_backticks_in_the_users_code_make_up_no_command() -> None:
+    code = "for i in range(9):\n    step(i)\n    if tag == '`%ddp_abort`' or rank == 0:\n"
+    code += "        dist.barrier()\ndist.all_reduce(x)\n"
+    case = play(same(3, [backward(2), all_reduce(5)], r0=[backward(2), barrier(4), all_reduce(5)]))
+    finding = the_one(case, {"train.py": code})
+    assert "%ddp_abort" in finding.remedy and not finding.commands
+
+
 def test_a_condition_in_the_code_is_named() -> None:
     code = "import x\nfor i in range(9):\n    step(i)\n    if rank == 0:\n        evaluate()\n"
     case = play(same(2, [backward(3), backward(3)], r0=[backward(3), all_reduce(5), backward(3)]))
