@@ -454,7 +454,7 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
         case Difference.SHAPE if record.shape == other.shape:
             return f"{record.numel} elements in {record.tensors} tensors"
         case Difference.SHAPE:
-            return tensor(record) if record.dtype == other.dtype else str(list(record.shape))
+            return tensor(record)
         case Difference.REDUCE_OP:
             return record.reduce_op
         case Difference.ROOT:
@@ -472,7 +472,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
     record, full, short = classified.record, classified.full, classified.short
     condition = context.sources.condition(record, classified.there, full.ranks, short.ranks)
-    ranks, tested, open_ = _who_is_wrong(context, classified, condition)
+    ranks, tested = _who_is_wrong(context, classified, condition)
     evidence: tuple[str, ...] = (condition.line,) if condition else ()
     if classified.there is None and not all(map(context.finished, short.ranks)):
         evidence += (context.standing(short.ranks),)
@@ -494,20 +494,15 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     how = how_to_move(record, condition)
     if how["function"] != function_of(record):
         facts["call"] = f"{how['function']} ({function_of(record).strip('`')})"
+    kind = _ONLY_SOME[lacking, tested]
+    if in_barrier and lacking and not condition:
+        kind = "barrier-misuse.not-reached"
+    elif record.part is Part.FORWARD and ranks == full.ranks:
+        kind = "conditional-collective.forward"
+    elif len(ranks) == len(full.ranks) + len(short.ranks):
+        kind = "conditional-collective.either"
     return catalogue.finding(
-        "barrier-misuse.not-reached"
-        if in_barrier and lacking and not condition
-        else "conditional-collective.forward"
-        if record.part is Part.FORWARD and ranks == full.ranks
-        else "conditional-collective.either"
-        if open_
-        else "conditional-collective.left-out"
-        if lacking and tested
-        else "conditional-collective.only-some"
-        if tested
-        else "conditional-collective.left-out-untested"
-        if lacking
-        else "conditional-collective.only-some-untested",
+        kind,
         ranks,
         waiting=context.victims,
         evidence=evidence,
@@ -515,6 +510,15 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         **how,
         **facts,
     )
+
+
+_ONLY_SOME = {
+    (True, True): "conditional-collective.left-out",
+    (True, False): "conditional-collective.left-out-untested",
+    (False, True): "conditional-collective.only-some",
+    (False, False): "conditional-collective.only-some-untested",
+}
+"""Kinds by whether those that do not call it are wrong, and whether a test on the way tells it."""
 
 
 def how_to_move(record: Collective, condition: Condition | None) -> dict[str, Any]:
@@ -537,8 +541,8 @@ def _joined(context: Context, ranks: Ranks) -> str:
 
 def _who_is_wrong(
     context: Context, classified: Classified, condition: Condition | None
-) -> tuple[Ranks, bool, bool]:
-    """The culprits of a call that one branch lacks; whether a test, or nothing, tells it."""
+) -> tuple[Ranks, bool]:
+    """The culprits of a call that one branch lacks, and whether a test on the way tells it."""
     # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
     # return`) blames those; any other test on the way blames who came through it, since most such
     # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
@@ -548,11 +552,11 @@ def _who_is_wrong(
     tested = condition is not None and not condition.handles
     if len(full.ranks) == len(short.ranks):
         if condition and condition.names_leavers:
-            return short.ranks, True, False
+            return short.ranks, True
         in_a_pass = classified.there and record.part
         if not tested and context.sources.knows(record) and not in_a_pass:
-            return tuple(sorted((*full.ranks, *short.ranks))), False, True
-    return classified.culprits, tested, False
+            return tuple(sorted((*full.ranks, *short.ranks))), False
+    return classified.culprits, tested
 
 
 # -- loops -------------------------------------------------------------------------------
@@ -583,6 +587,22 @@ class Turn:
     def is_left_out(self) -> bool:
         """True where the shorter branch went another way through the turn."""
         return bool(self.way or self.begun or self.skipped)
+
+    def kind(self, *, left: bool, again: bool) -> str:
+        """The kind of mistake; `again` if the branch with a call more is wrong."""
+        if self.more_names:
+            return "divergent-control-flow.no-such-name"
+        if self.of_optimizer:
+            return "divergent-control-flow.closure"
+        if not self.is_left_out:
+            return "uneven-inputs.other-bounds" if self.counted else "uneven-inputs.left-loop"
+        if left and self.begun:
+            return "divergent-control-flow.unfinished-turn"
+        if left:
+            return "divergent-control-flow.left-loop"
+        if again:
+            return "divergent-control-flow.called-again"
+        return "divergent-control-flow.skipped"
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -628,21 +648,7 @@ def fewer_turns(
 ) -> Finding:
     """One branch is in one more turn of a loop; `left` is false where the other passed one over."""
     return catalogue.finding(
-        "divergent-control-flow.no-such-name"
-        if turn.more_names
-        else "divergent-control-flow.closure"
-        if turn.of_optimizer
-        else "divergent-control-flow.unfinished-turn"
-        if left and turn.begun
-        else "divergent-control-flow.left-loop"
-        if left and turn.is_left_out
-        else "divergent-control-flow.called-again"
-        if turn.is_left_out and culprits == full.ranks
-        else "divergent-control-flow.skipped"
-        if turn.is_left_out
-        else "uneven-inputs.other-bounds"
-        if turn.counted
-        else "uneven-inputs.left-loop",
+        turn.kind(left=left, again=culprits == full.ranks),
         culprits,
         waiting=context.victims,
         evidence=turn.facts,
