@@ -28,18 +28,25 @@ from ddp_notebook.model import (
 
 def called(record: Collective) -> str:
     """The function that the user's code calls, and torch's operation if it has another name."""
-    name = function_of(record)
+    name = record.operation
     if record.api and record.api.rpartition(".")[2] != record.operation:
-        name = f"{name} ({record.operation})"
+        api = record.api.removesuffix(".__init__")
+        name = f"{api} ({record.operation})"
     if record.purpose:
         return f"{name} of {record.purpose}"
     # The text of a variable beside the call: often, but not always, the name of what is reduced.
     return f"{name} ({record.label!r})" if record.label else name
 
 
+def quoted(record: Collective) -> str:
+    """The same with the function between backticks."""
+    function, space, rest = called(record).partition(" ")
+    return f"`{function}`{space}{rest}"
+
+
 def function_of(record: Collective) -> str:
     """The function that the user's code calls, between backticks."""
-    return code((record.api or record.operation).removesuffix(".__init__"))
+    return code(called(record).partition(" ")[0])
 
 
 def code(text: str) -> str:
@@ -98,7 +105,7 @@ def tensor(record: Collective) -> str:
 
 def named(record: Collective) -> str:
     """A record with its line: ``barrier at train.py, line 31``, ``recv from rank 1 at ...``."""
-    return called(record) + _with(record) + at_place(record.place)
+    return quoted(record) + _with(record) + at_place(record.place)
 
 
 def lacking(record: Collective) -> str:
@@ -112,7 +119,7 @@ def lacking(record: Collective) -> str:
 def numbered(record: Collective) -> str:
     """For evidence: its number in its group, what it is, and where it was called."""
     group = "" if record.group == DEFAULT_GROUP else f" of group {record.called or record.group}"
-    what = f"{called(record)} {tensor(record)}".rstrip()
+    what = f"{quoted(record)} {tensor(record)}".rstrip()
     return f"collective {record.slot}{group}: {what}{at_place(record.place)}"
 
 
@@ -130,7 +137,7 @@ def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None)
         return Side(ranks, f"{agree(ranks, 'parts', 'part')} here, nothing more", place=parts_at)
     if record is None:
         return Side(ranks, "nothing more")
-    return Side(ranks, called(record).replace("`", ""), tensor(record), record.place)
+    return Side(ranks, called(record), tensor(record), record.place)
 
 
 def nothing_after(ranks: Ranks, slot: int) -> str:

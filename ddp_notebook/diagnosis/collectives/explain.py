@@ -14,13 +14,13 @@ from ddp_notebook.diagnosis.collectives.alignment import (
     difference,
 )
 from ddp_notebook.diagnosis.collectives.describe import (
-    called,
     code,
     fact,
     function_of,
     in_call,
     moved,
     nothing_after,
+    quoted,
     short_name,
     side,
     tensor,
@@ -194,8 +194,8 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
                     catalogue.words(
                         "mismatched-order.threads.at_once",
                         ranks=(rank,),
-                        later=f"{called(later)} (collective {later.slot})",
-                        sooner=f"{called(sooner)} (collective {sooner.slot})",
+                        later=f"{quoted(later)} (collective {later.slot})",
+                        sooner=f"{quoted(sooner)} (collective {sooner.slot})",
                     )
                 )
     return tuple(several), tuple(facts)
@@ -515,8 +515,8 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
 _ONLY_SOME = {
     (True, True): "conditional-collective.left-out",
     (True, False): "conditional-collective.left-out-untested",
-    (False, True): "conditional-collective.only-some",
-    (False, False): "conditional-collective.only-some-untested",
+    (False, True): "conditional-collective.called-by-some",
+    (False, False): "conditional-collective.called-by-some-untested",
 }
 """Kinds by whether those that do not call it are wrong, and whether a test on the way tells it."""
 

@@ -243,7 +243,7 @@ def _only_some(context: Context, records: list[Collective]) -> Finding | None:
             others = tuple(rank for rank in at if rank not in here)
             facts = (f"rank {rank}: in {named(at[rank])}" for rank in here)
             return catalogue.finding(
-                "conditional-collective.only-some",
+                "conditional-collective.called-by-some",
                 here,
                 waiting=context.victims,
                 evidence=(*facts, context.standing(others), condition.line),

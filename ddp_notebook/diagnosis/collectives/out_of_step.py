@@ -289,7 +289,7 @@ def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
         evidence = (*(f"rank {rank}: {doing}" for rank, doing in doings.items()), *evidence)
         doings = {ranks[0]: "busy"}
     return catalogue.finding(
-        "straggler.busy",
+        "straggler.not-called-yet",
         ranks,
         waiting=context.case.waiting,
         evidence=evidence,
