@@ -155,7 +155,7 @@ def test_two_groups_in_opposite_order() -> None:
     finding = the_one(play({0: [a, b], 1: [b, a]}, groups=groups))
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
     assert finding.waiting == ()
-    assert any(line.startswith("rank 0 waits in group a") for line in finding.evidence)
+    assert any(line.startswith("rank 0 is waiting in group a") for line in finding.evidence)
     groups = {"a": (0, 1, 2), "b": (0, 1, 2)}
     case = play({0: [a, b], 1: [b, a], 2: [a, b]}, groups=groups)
     assert found(case) == [("mismatched-order", (1,))]

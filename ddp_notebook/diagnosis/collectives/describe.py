@@ -167,7 +167,8 @@ def standing(
     """
     places: dict[tuple[str, str, str], list[int]] = {}
     for rank in ranks:
-        record, report = at.get(rank), reports[rank]
+        # Of a rank that no report is of nothing is known, as of one that does not answer.
+        record, report = at.get(rank), reports.get(rank, RankReport(rank, Activity.SILENT))
         line = f" at {report.path[-1]}" if report.path and name is named else ""
         match report.activity:
             case Activity.FAILED if record is not None:

@@ -72,9 +72,9 @@ def _facts(context: Context, classified: Classified) -> dict[str, Any]:
     call, there = told_apart(classified.record, classified.there)
     one, other = classified.sides
     first_call, second_call = told_apart(one.here, other.here)
-    elsewhere = context.briefly(short.ranks)
-    if there:
-        elsewhere = in_call(short.ranks, there, context.reports)
+    elsewhere = in_call(short.ranks, there, context.reports)
+    if not there:
+        elsewhere = context.briefly(short.ranks)
     return {
         "full": full.ranks,
         "short": short.ranks,
@@ -535,7 +535,8 @@ def how_to_move(record: Collective, condition: Condition | None) -> dict[str, An
 
 def _joined(context: Context, ranks: Ranks) -> str:
     """The name of the model that DistributedDataParallel trains on a rank; empty without one."""
-    replicas = context.reports[ranks[0]].parts.replicas
+    report = context.reports.get(ranks[0])
+    replicas = report.parts.replicas if report is not None else ()
     return (replicas[0].name or "model") if replicas else ""
 
 

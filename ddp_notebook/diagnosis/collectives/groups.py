@@ -290,7 +290,7 @@ def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) ->
         culprits,
         waiting=context.victims,
         evidence=tuple(
-            f"rank {record.rank} waits in group {record.called or record.group} for "
+            f"rank {record.rank} is waiting in group {record.called or record.group} for "
             f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
             for record in records
         ),
