@@ -23,6 +23,8 @@ from ddp_notebook.model import (
 )
 
 Program = list[Collective]
+LONGEST_TITLE = 105
+"""Characters of a title; what is made up here has longer numbers than a job has."""
 
 DDP = constructor()
 
@@ -37,6 +39,7 @@ def found(case: Case, sources: Mapping[str, str] | None = None) -> list[tuple[st
         assert finding.cause
         assert finding.remedy
         assert "\n" not in finding.cause + finding.remedy
+        assert not finding.titled or len(finding.cause) <= LONGEST_TITLE, finding.cause
     return [(str(f.category), f.ranks) for f in findings if not f.passing]
 
 
@@ -44,6 +47,11 @@ def the_one(case: Case, sources: Mapping[str, str] | None = None) -> Finding:
     """The only finding that does not pass."""
     (finding,) = [f for f in diagnose_run(case, sources).findings if not f.passing]
     return finding
+
+
+def lines_of(finding: Finding) -> list[int]:
+    """The lines of both branches; 0 for one that calls nothing."""
+    return [side.place.line if side.place else 0 for side in finding.sides]
 
 
 def found_in_training(

@@ -14,7 +14,16 @@ from ddp_notebook.diagnosis.collectives.wait_graph import WaitGraph, gave_up, wa
 from ddp_notebook.diagnosis.progress import call_number
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.replicas import Model, models
-from ddp_notebook.model import Activity, Case, Collectives, RankReport, Ranks, RunFacts, by_value
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    RankReport,
+    Ranks,
+    RunFacts,
+    by_value,
+    name_ranks,
+)
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,18 @@ class Context:
         return report.activity is Activity.DEAD or (had_one and not report.initialized)
 
     def standing(self, ranks: Ranks) -> str:
-        """Where ranks are: ``rank 0 is in barrier at a.py:3; rank 1 has finished``."""
-        return describe.standing(ranks, self.graph.at, self.reports, self.run)
+        """Where ranks are: ``rank 0 is waiting in ... at a.py, line 3; rank 1 has finished``."""
+        places = describe.standing(ranks, self.graph.at, self.reports, self.run)
+        return "; ".join(f"{name_ranks(those)} {doing}" for those, doing in places)
+
+    def briefly(self, ranks: Ranks, most: int = 60) -> str:
+        """Where ranks are, without lines, in a title: two places, or the first if it gets long."""
+        of = describe.standing(ranks, self.graph.at, self.reports, self.run, describe.short_name)
+        shown = [f"{name_ranks(those)} {doing}" for those, doing in of]
+        if len(of) > 2 or len("; ".join(shown)) > most:
+            rest = len(ranks) - len(of[0][0])
+            shown = [shown[0], *([f"{rest} more elsewhere"] if rest else [])]
+        return "; ".join(shown)
 
     # -- training ------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ def who_would_be_named(answer: Ranks) -> str:
             "the cell once as rank 0, and once as rank 1."
         )
     return (
-        "right: rank 0 alone calls barrier. The early return hides the condition. Only the writing "
+        "right: only rank 0 calls barrier. The early return hides the condition. Only the writing "
         "belongs under it; the barrier is everyone's."
     )
 

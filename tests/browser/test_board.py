@@ -55,22 +55,24 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.await_roles("ready", "ready")
 
         notebook.start(2)
-        expect(board.finding).to_contain_text("Rank 1 alone calls barrier")
-        expect(board.finding.locator(".ddpb-remedy")).to_contain_text("Call barrier on every rank")
+        expect(board.finding).to_contain_text("Only rank 1 calls `barrier`")
+        expect(board.finding.locator(".ddpb-remedy")).to_contain_text(
+            "Call `barrier` on every rank"
+        )
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_hidden()
         board.finding.locator("summary").click()
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
         expect(board.timeline).to_be_visible()
         expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         board.press("why")
-        expect(board.answer).to_contain_text("Rank 1 alone calls barrier")
+        expect(board.answer).to_contain_text("Only rank 1 calls `barrier`")
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
         # What is sent while a cell runs that fails is given back.
         expect(notebook.prompt(2)).to_have_text("[3]:")
         notebook.run(3)
         replay = Board(notebook.run(4))
-        expect(replay.finding).to_contain_text("Rank 1 alone calls barrier")
+        expect(replay.finding).to_contain_text("Only rank 1 calls `barrier`")
         expect(replay.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)
         expect(replay.timeline).to_be_visible()
         expect(replay.el.locator(".ddpb-action")).to_have_count(0)

@@ -82,7 +82,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         assert len(at_first) == 1, f"no width moves a button: {at_first}"
         assert "true" not in at_first[0], f"no word is cut: {at_first}"
         notebook.run(HANG)
-        expect(board.finding).to_contain_text("Rank 0 alone calls barrier")
+        expect(board.finding).to_contain_text("Only rank 0 calls `barrier`")
         board.el.locator(".ddpb-pick", has_text="3").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
         now = board.el.evaluate(BUTTONS_AT)
@@ -115,7 +115,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
 
         page.reload()
         notebook.await_kernel()
-        expect(panels).to_contain_text("Rank 0 alone calls barrier")
+        expect(panels).to_contain_text("Only rank 0 calls `barrier`")
         # Its own cell has ended long ago: what it shows now is what the ranks are at now.
         before = panels.get_attribute("id")
         notebook.start(AGAIN)
@@ -123,7 +123,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(panels).to_have_count(1)
         expect(rows).to_have_count(4)
         # The new one says what is wrong, too, and knows the runs before.
-        expect(panels).to_contain_text("Rank 0 alone calls barrier")
+        expect(panels).to_contain_text("Only rank 0 calls `barrier`")
         info = panels.locator(".ddpb-info")
         expect(info).to_contain_text("cell 4 · ")
         board.el.get_by_role("slider").fill("0")

@@ -59,7 +59,8 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
 
     (finding,) = (each for each in verdict.diagnosis.findings if not each.passing)
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    assert "train.py:17" in finding.cause
+    place = finding.sides[0].place
+    assert place is not None and (place.file, place.line) == ("train.py", 17)
     assert verdict.basis.startswith("the answers of ranks 0-1")
     job = find.job_of(ranks[1].pid)
     for process in job.processes.values():

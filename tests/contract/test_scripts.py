@@ -450,7 +450,8 @@ def test_a_rank_that_leaves_by_sys_exit_is_told_with_its_line(
     ranks2.run_script(str(path), store="rank0")
     finding = ranks2.why().findings[0]
     assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
-    assert "sys.exit() at train.py:7 in pick (if number >= len(trials)" in finding.cause
+    (line,) = (line for line in finding.evidence if "`sys.exit()` at train.py" in line)
+    assert "behind `if number >= len(trials)" in line
 
 
 SPAWNING = """

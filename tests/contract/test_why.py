@@ -171,7 +171,8 @@ if rank != 1:
         time.sleep(0.01)"""
     (finding,) = stuck(ranks, source).findings
     assert (finding.category, finding.waiting) == (Category.CONDITIONAL_COLLECTIVE, (0, 2))
-    assert "cell 7:5" in finding.cause and "if rank != 1:" in finding.cause, "line 2 is empty"
+    assert finding.sides[0].place.line == 5, "line 2 is empty"
+    assert "move it out of `if rank != 1`" in finding.remedy
     ranks.abort()
     source = """\
 store = dist.distributed_c10d._get_default_store()
@@ -399,7 +400,7 @@ def test_of_an_interrupted_run_it_is_still_told_which_rank_was_late(ranks: Any) 
     assert [(f.category, f.ranks, f.passing) for f in after.findings] == [
         (Category.STRAGGLER, (1,), True)
     ]
-    assert "has not called barrier" in after.headline and after.run.over and not after.wrong
+    assert "has not yet called `barrier`" in after.headline and after.run.over and not after.wrong
 
 
 @pytest.mark.parametrize("before", ["interrupted", "raised", "finished"])

@@ -97,7 +97,7 @@ def test_of_eight_ranks_those_refused_for_one_cause_share_a_row_and_the_culprit_
     innocent = (0, 1, 2, 3, 4, 6, 7)
     sides = (Side((5,), "all_reduce", "int64 [3]"), Side(innocent, "all_reduce", "float32 [3]"))
     finding = Finding(Category.DTYPE_MISMATCH, (5,), "dtypes differ", "convert", sides=sides)
-    words = "Mismatch: rank {} brings all_reduce of float32 [3] to collective 6 of the group"
+    words = "Mismatch: Collective 6 does not match: rank {} called all_reduce of float32 [3]"
     ranks = tuple(idle(rank, raised=words.format(rank), refused=True) for rank in range(8))
     known = BoardFacts(
         Snapshot(ranks, taken_ns=10 * S),
@@ -107,7 +107,7 @@ def test_of_eight_ranks_those_refused_for_one_cause_share_a_row_and_the_culprit_
     assert (rest.ranks, culprit.ranks) == (innocent, (5,))
     assert rest.text == "all_reduce float32 [3]"
     assert model.board_json(board_of(known), 0)["rows"][0]["text"] == rest.text
-    assert "rank 5 brings all_reduce" in culprit.text
+    assert "rank 5 called all_reduce" in culprit.text
 
 
 def test_a_finding_says_the_culprit_and_who_waits() -> None:

@@ -22,7 +22,7 @@ from traces import (
 )
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Category, GroupMade
+from ddp_notebook.model import Case, Category, GroupMade, name_ranks
 
 EPOCHS = """
 for epoch in range(9):
@@ -41,7 +41,7 @@ def test_an_evaluation_of_rank_0_after_each_epoch_is_no_lack_of_batches() -> Non
     case = play(same(3, [*DDP, *epoch, *epoch], r0=[*DDP, *epoch, all_reduce(7), *epoch]))
     finding = the_one(case, {"train.py": EPOCHS})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "if rank == 0:" in finding.cause
+    assert "move it out of `if rank == 0`" in finding.remedy
 
 
 def test_a_rank_that_breaks_out_of_the_outer_loop_is_no_lack_of_batches() -> None:
@@ -49,14 +49,14 @@ def test_a_rank_that_breaks_out_of_the_outer_loop_is_no_lack_of_batches() -> Non
     case = play(same(3, [*DDP, *epoch, *epoch], r1=[*DDP, *epoch]))
     finding = the_one(case, {"train.py": EPOCHS})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "if val >= best:" in finding.cause
+    assert "for `if val >= best`" in finding.remedy
 
 
 def test_a_rank_that_comes_once_more_is_said_to() -> None:
     case = play(same(3, [*DDP, *[backward(7)] * 3], r1=[*DDP, *[backward(7)] * 4]))
     finding = the_one(case, {"train.py": SKIP})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert finding.cause.startswith("rank 1 is once more in backward")
+    assert finding.cause.startswith("Rank 1 called `backward` once more than ranks 0")
 
 
 def test_of_models_that_differ_the_one_unlike_most_is_named() -> None:
@@ -100,7 +100,8 @@ def test_another_name_at_one_line_explains_another_shape() -> None:
     case = play(same(3, [loss], r2=[accuracy]))
     finding = the_one(refuse(case, 2, "not sent"))
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
-    assert "rank 2 has 'accuracy', ranks 0-1 have 'loss'" in finding.cause
+    assert finding.cause.startswith("Rank 2 calls `all_reduce` for 'accuracy' where ranks 0")
+    assert finding.cause.endswith(" call it for 'loss'")
     # Files of each rank's own are no names that ranks share.
     own = [all_reduce(18, shape=(4 + rank,), label=f"shard-{rank}") for rank in range(3)]
     assert found(play({r: [own[r]] for r in range(3)})) == [("shape-mismatch", (0, 1, 2))]
@@ -154,7 +155,7 @@ def test_two_groups_in_opposite_order() -> None:
     finding = the_one(play({0: [a, b], 1: [b, a]}, groups=groups))
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
     assert finding.waiting == ()
-    assert "rank 0 is in all_reduce at train.py:5" in finding.cause
+    assert any(line.startswith("rank 0 is waiting in group a") for line in finding.evidence)
     groups = {"a": (0, 1, 2), "b": (0, 1, 2)}
     case = play({0: [a, b], 1: [b, a], 2: [a, b]}, groups=groups)
     assert found(case) == [("mismatched-order", (1,))]
@@ -191,7 +192,8 @@ def test_both_send_first() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
     assert finding.waiting == ()
-    assert "rank 0 is in send to rank 1 at train.py:13" in finding.cause
+    assert finding.cause == f"Deadlock: {name_ranks((0, 1))} all call `send` before `recv`"
+    assert "rank 0, `send` to rank 1 at train.py" in finding.evidence[0]
 
 
 def test_a_ring_in_which_all_receive_first() -> None:
@@ -205,14 +207,14 @@ def test_a_tag_that_differs() -> None:
     case = play({0: [message("send", 1, 5, tag=1)], 1: [message("recv", 0, 6, tag=2)]})
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
-    assert "tags differ" in finding.cause
+    assert finding.cause.startswith("The tags of") and finding.cause.endswith(": 1 and 2")
 
 
 def test_a_message_of_another_size() -> None:
     case = play({0: [message("send", 1, 5, shape=(8,))], 1: [message("recv", 0, 6, shape=(4,))]})
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
-    assert "sends float32 [8], rank 1 receives float32 [4]" in finding.cause
+    assert finding.cause == "Rank 0 sends float32 [8] to rank 1, which receives into float32 [4]"
 
 
 def test_a_send_whose_peer_went_on_to_a_barrier() -> None:
@@ -231,7 +233,7 @@ def test_a_peer_that_left() -> None:
     assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
     beside = the_one(play(same(3, [barrier(9), barrier(10)], r0=[barrier(9)]), {0: died(0)}))
     assert (beside.category, beside.ranks) == (Category.EARLY_EXIT, (0,))
-    assert beside.cause == "Rank 0 exited with code 0 while ranks 1-2 are in barrier at train.py:10"
+    assert "exited with code 0" in beside.cause and "waiting in `barrier`" in beside.cause
     assert found(play(programs)) == [("p2p-mismatch", (0,))]
 
 
@@ -264,14 +266,12 @@ def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group()
     stuck = play({0: [pair, barrier(9)], 1: [], 2: [pair], 3: [pair]}, groups={"2": (0, 2, 3)})
     finding = diagnose_run(making(stuck, lists)).findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
-    assert "another group 2: rank 3 makes it of ranks 2-3 at train.py:4; ranks 0-2 make" in (
-        finding.cause
-    )
-    assert "with the same lists in the same order" in finding.remedy
-    assert finding.evidence[-1] == "rank 3: new_group of [0-1], [2-3]"
+    assert finding.cause.startswith("Rank 3 makes group 2 of ranks 2")
+    assert "with the same lists, in the same order" in finding.remedy
+    assert finding.evidence[-1].startswith("rank 3: `new_group` of [0-1], [2-3]; group 2 at train")
     finding = diagnose_run(making(stuck, lists, called="dp", of_mesh=True)).findings[0]
     assert (finding.category, finding.ranks) == (Category.MESH_MISMATCH, (3,))
-    assert "of ranks 0,2 (dp) at" in finding.cause
+    assert finding.cause.endswith(f"of {name_ranks((0, 2))} (dp)")
 
 
 def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_made_one() -> None:

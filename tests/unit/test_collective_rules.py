@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import DDP, SKIP, found, refuse, refused, same, the_one
+from collective_cases import DDP, SKIP, found, lines_of, refuse, refused, same, the_one
 from traces import (
     all_reduce,
     backward,
@@ -43,8 +43,8 @@ def test_a_save_on_rank_0_alone_whose_barrier_meets_that_of_the_others() -> None
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
     assert finding.waiting == (), "rank 0 waits too, by its own doing"
-    assert "rank 0 alone calls barrier at train.py:16 in save" in finding.cause
-    assert "ranks 1-2 are in barrier at train.py:31" in finding.cause
+    assert finding.sentence.startswith("Only rank 0 calls `barrier` (line 16); ranks 1")
+    assert finding.sentence.endswith(" call `barrier` (line 31)") and lines_of(finding) == [16, 31]
     assert any("collective 3" in line for line in finding.evidence)
 
 
@@ -76,10 +76,52 @@ def test_most_ranks_reach_it_and_one_does_not() -> None:
     case = play(same(4, program, r2=[program[0], program[2]]))
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (2,))
-    assert finding.sentence == (
-        "Rank 2 does not call all_gather at train.py:8 as ranks 0-1,3 do; it is in broadcast at "
-        "train.py:9"
-    )
+    assert finding.sentence.startswith("Rank 2 skips the `all_gather` of ranks 0")
+    assert finding.sentence.endswith(", and is waiting in `broadcast`")
+    assert lines_of(finding) == [8, 9]
+
+
+VALIDATES = """\
+def validate():
+    dist.all_reduce(right)
+for i in range(9):
+    step(i)
+    if rank == 0:
+        print(validate())
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [("print(validate())", "validate"), ("print(check())", "all_reduce"), ("", "all_reduce")],
+)
+def test_a_function_of_the_users_that_a_condition_decides_is_what_is_to_be_moved(
+    line: str, moved: str
+) -> None:
+    path = (Place("train.py", 6, "", line), Place("train.py", 2, "validate"))
+    checks, end = replace(all_reduce(2), path=path), barrier(7)
+    case = play(same(3, [backward(4), end], r0=[backward(4), checks, end]))
+    finding = the_one(case, {"train.py": VALIDATES})
+    assert finding.remedy == f"Call `{moved}` on every rank: move it out of `if rank == 0`."
+    assert finding.cause.startswith(f"Only rank 0 calls `{moved}`")
+    assert lines_of(finding) == [2, 7], "where the collective is called"
+
+
+def test_a_call_behind_a_return_of_some_ranks_is_to_be_moved_before_it() -> None:
+    code = "def save():\n    if rank != 0:\n        return\n    dist.barrier()\nsave()\n"
+    case = play({0: [barrier((5, ""), (4, "save"))], 1: [], 2: []})
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert finding.remedy == "Call `barrier` on every rank: move it before `if rank != 0: return`."
+
+
+def test_backticks_in_the_users_code_make_up_no_command() -> None:
+    code = "for i in range(9):\n    step(i)\n    if tag == '`%ddp_abort`' or rank == 0:\n"
+    code += "        dist.barrier()\ndist.all_reduce(x)\n"
+    case = play(same(3, [backward(2), all_reduce(5)], r0=[backward(2), barrier(4), all_reduce(5)]))
+    finding = the_one(case, {"train.py": code})
+    assert "%ddp_abort" in finding.remedy and not finding.commands
 
 
 def test_a_condition_in_the_code_is_named() -> None:
@@ -87,7 +129,7 @@ def test_a_condition_in_the_code_is_named() -> None:
     case = play(same(2, [backward(3), backward(3)], r0=[backward(3), all_reduce(5), backward(3)]))
     finding = the_one(case, {"train.py": code})
     assert finding.ranks == (0,)
-    assert "if rank == 0:" in finding.cause
+    assert finding.remedy == "Call `all_reduce` on every rank: move it out of `if rank == 0`."
     assert "train.py:4: if rank == 0:" in finding.evidence
 
 
@@ -250,9 +292,8 @@ def test_a_shorter_batch_in_an_all_gather() -> None:
     )
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (2,))
-    assert finding.cause == (
-        "rank 2 has shape [5, 2], ranks 0-1 have shape [8, 2], in all_gather at train.py:14"
-    )
+    assert finding.cause.startswith("Rank 2 passed float32 [5, 2] to `all_gather`, ranks 0")
+    assert finding.cause.endswith(" float32 [8, 2]") and lines_of(finding) == [14, 14]
 
 
 def test_a_rank_that_died_of_a_shape_mismatch_is_not_blamed_for_dying() -> None:
@@ -293,10 +334,10 @@ def test_every_rank_with_a_length_of_its_own_carries_the_same_mistake() -> None:
 @pytest.mark.parametrize(
     ("odd", "category", "words"),
     [
-        ({"dtype": "int32"}, "dtype-mismatch", "rank 1 has int32, ranks 0,2 have float32"),
-        ({"reduce_op": "MAX"}, "op-mismatch", "rank 1 has op=MAX, ranks 0,2 have op=SUM"),
-        ({"shape": (2, 4), "numel": 8}, "shape-mismatch", "rank 1 has shape [2, 4]"),
-        ({"numel": 9, "tensors": 2}, "shape-mismatch", "rank 1 has 9 elements in 2 tensors"),
+        ({"dtype": "int32"}, "dtype-mismatch", "Rank 1 passed int32 to `all_reduce`, "),
+        ({"reduce_op": "MAX"}, "op-mismatch", "Rank 1 called `all_reduce` with `op=MAX`, "),
+        ({"shape": (2, 4), "numel": 8}, "shape-mismatch", "Rank 1 passed float32 [2, 4] to"),
+        ({"numel": 9, "tensors": 2}, "shape-mismatch", "Rank 1 passed 9 elements in 2 tensors"),
     ],
 )
 def test_silent_mismatches_are_found_though_nobody_waits(
@@ -351,7 +392,7 @@ def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_nex
     case = play(same(2, [*[step] * 4, end], r1=[*[step] * 3, end]))
     finding = the_one(case, {"train.py": TRAIN})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "rank 1 is past the loop, in all_reduce at train.py:10" in finding.cause
+    assert "Rank 1 left the loop" in finding.cause and 10 in lines_of(finding)
     assert "train.py:6 in train: except RuntimeError:" in finding.evidence
     # A call of one rank alone that follows the loop is still that.
     code = TRAIN.replace("dist.all_reduce(skipped)", "if rank == 1: dist.all_reduce(skipped)")
@@ -379,7 +420,8 @@ def test_ranks_that_have_all_left_a_loop_did_not_part_in_it() -> None:
     case = play(same(3, [*train, *train, barrier(7)], r0=[*train, logged, *train, barrier(7)]))
     finding = the_one(case, {"train.py": EPOCHS})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "rank 0 alone calls all_reduce ('accuracy') at train.py:11 in log" in finding.cause
+    assert "Only rank 0 calls `all_reduce` ('accuracy')" in finding.cause
+    assert 11 in lines_of(finding)
     # With a batch less in the same place it is the batch.
     short = [*train[1:], logged, *train, barrier(7)]
     case = play(same(3, [*train, logged, *train, barrier(7)], r0=short))
@@ -409,7 +451,8 @@ def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
     case = play(same(4, [*half, *half, end], r1=[*half, step, step, end]))
     finding = the_one(case, {"train.py": WRITER})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "has left out the rest of the last turn (if not rows: return), in" in finding.cause
+    assert "in the middle of an iteration" in finding.cause
+    assert "a flag for `if not rows: return`" in finding.remedy
     assert "train.py:9 in flush: if not rows:" in finding.evidence
     # The same where it has finished.
     case = play(same(4, [*half, *half], r1=[*half, step, step]))
@@ -427,7 +470,7 @@ def test_a_rank_that_leaves_the_loop_has_not_skipped_an_iteration() -> None:
     step = backward(2)
     finding = the_one(play(same(2, [step] * 5, r0=[step] * 3)), {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (0,))
-    assert "rank 0 has left the loop (if good(x):) and finished" in finding.cause
+    assert "Rank 0 left the loop" in finding.cause and "`if good(x)`" in finding.remedy
 
 
 def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
@@ -440,7 +483,8 @@ def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
     )
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "rank 1 has float32 [7], ranks 0,2 have float32 [6], in all_reduce" in finding.cause
+    assert "Rank 1 calls `all_reduce` of [7] in the loop" in finding.cause
+    assert finding.cause.endswith("call `all_reduce` of [6]")
 
 
 def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_out() -> None:
@@ -450,7 +494,8 @@ def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_o
     code = "for p in params:\n  dist.all_reduce(p.grad, async_op=True)\n"
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (1,))
-    assert "rank 1 is at float32 [120] where ranks 0,2 are at float32 [12]" in finding.cause
+    assert "Rank 1 calls `all_reduce` of [120] in the loop" in finding.cause
+    assert finding.cause.endswith("call `all_reduce` of [12]")
     code = "for p in params:\n  if p.grad is not None: dist.all_reduce(p.grad, async_op=True)\n"
     assert found(case, {"train.py": code}) == [("divergent-control-flow", (1,))]
 
@@ -479,7 +524,8 @@ def test_two_functions_that_are_called_at_one_line_may_have_another_order() -> N
     odd = [all_reduce(9, (6, "reduce_first")), barrier(9, (7, "reduce_first"))]
     finding = the_one(play(same(3, usual, r2=odd)), {"train.py": FINISH})
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
-    assert "another order" in finding.cause
+    assert finding.sentence.startswith("Rank 2 calls `all_reduce` first; ranks 0")
+    assert finding.sentence.endswith(" call `barrier` first")
     once = FINISH.replace("    dist.barrier()\nfinish", "    pass\nfinish")
     case = play(same(3, usual, r2=odd[:1]))
     assert found(case, {"train.py": once}) != [("mismatched-order", (2,))], "it has no barrier"
@@ -496,8 +542,9 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
     case = play(same(2, [step] * 4, r1=[*[step] * 2, barrier(21)]))
     finding = the_one(_handles(case, 1))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
-    assert "calls barrier at train.py:21; rank 0 is in backward" in finding.cause
+    title = "Rank 1 raised ValueError, then called `barrier`; rank 0 is waiting in `backward`"
+    assert finding.sentence == title
+    assert finding.evidence[0].startswith("rank 1 raised ValueError: bad at train.py")
     ends = {1: raised("barrier does not match", "Mismatch")}
     refusing = play(same(2, [step] * 4, r1=[*[step] * 2, refused(barrier(21))]), ends)
     assert found(_handles(refusing, 1)) == [("exception-on-one-rank", (1,))]
@@ -526,7 +573,7 @@ def test_who_was_refused_and_then_comes_to_the_same_finally_was_there_before() -
         first = replace(blamed.ranks[0], handles=ThreadError("main", "Mismatch", "no match"))
         finding = the_one(replace(blamed, ranks=(first, *blamed.ranks[1:])))
         assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-        assert "is in all_reduce" in finding.cause or "are in all_reduce" in finding.cause
+        assert any("`all_reduce`" in line for line in finding.evidence)
 
 
 PASSES_OVER = """
@@ -589,7 +636,7 @@ def test_an_optimizer_that_calls_its_closure_more_often_on_one_rank(
     finding = the_one(past, code)
     assert (finding.category, finding.ranks) == (category, (1,))
     assert ("train.py:7: opt.step(closure)" in finding.evidence) == (argument == "closure")
-    assert ("all_reduce the loss" in finding.remedy) == (argument == "closure")
+    assert ("`all_reduce` the loss" in finding.remedy) == (argument == "closure")
     ended = the_one(play(same(3, [step] * 9, r1=[step] * 7)), code)
     assert (ended.category, ended.ranks) == (category, (1,))
 
@@ -616,7 +663,7 @@ def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() 
     case = play(same(2, [*step] * 3, r1=[*step, forward(11), forward(15), step[1]]))
     finding = the_one(_handles(case, 1))
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "its `except` tries again: it calls" in finding.cause
+    assert "then tried again in `forward`" in finding.cause
     error = ThreadError("main", "OSError", "stale", places((3, "<module>"), (9, "load")))
     for lines, category in (
         (((5, "<module>"), (8, "load")), Category.DIVERGENT_CONTROL_FLOW),
@@ -642,7 +689,8 @@ def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:
     )
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
+    assert "Rank 1 raised ValueError, then called a collective that does not" in finding.cause
+    assert finding.evidence[0].startswith("rank 1 raised ValueError: bad at train.py")
 
 
 def test_a_rank_that_leaves_a_layer_before_its_last_exchange() -> None:
@@ -670,7 +718,7 @@ for x in xs:
         )
         finding = the_one(case, {"train.py": code})
         assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (2,))
-        assert "(if inbox.shape[0] == 0: return)" in finding.cause
+        assert "`if inbox.shape[0] == 0: return`" in finding.remedy
 
 
 def test_a_forward_of_one_rank_alone_can_be_had_without_the_others() -> None:
@@ -678,7 +726,7 @@ def test_a_forward_of_one_rank_alone_can_be_had_without_the_others() -> None:
     case = play(same(2, [*DDP, backward(5)], r0=[*DDP, forward(20), backward(5)]))
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "model.module(x)" in finding.remedy
+    assert "`model.module` under `torch.no_grad()`" in finding.remedy
 
 
 # -- what an `except` leads around ---------------------------------------------------------
@@ -767,7 +815,8 @@ def test_a_rank_that_begins_all_of_its_training_again_is_told_by_the_except() ->
     case = play(same(3, [made, back], r1=[made, made]))
     finding = the_one(case, {"train.py": BEGINS_AGAIN})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "calls it again after an error (except RuntimeError as error:)" in finding.cause
+    assert "called `all_gather` again after an error" in finding.cause
+    assert any("except RuntimeError as error:" in line for line in finding.evidence)
 
 
 def test_layers_of_one_shape_do_not_pass_for_one_more_turn_of_their_loop() -> None:
@@ -804,7 +853,7 @@ def test_where_all_ranks_raise_at_one_line_the_variables_that_differ_are_named()
     own = [{"begin": "4", "n": "3", "other": "1"}, {"begin": "8", "n": "3", "other": "2"}]
     finding = the_one(_raised_with("row = table[begin + n]", "", *own))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION, (0, 1))
-    assert finding.evidence[1:] == ("`begin` is 4 on rank 0, and 8 on rank 1",)
+    assert finding.evidence[2:] == ("`begin` is 4 on rank 0, and 8 on rank 1",)
     hidden = the_one(_raised_with("return pick(table)", "load", *own))
     assert any(line.startswith("`other`") for line in hidden.evidence), "those of the function"
     assert found(_raised_with("pick(table)", "", *own)) == [], "a program's globals say nothing"
@@ -829,5 +878,6 @@ def test_ranks_at_one_line_of_a_function_are_told_by_where_they_come_from() -> N
     case = play(same(3, [student] * 4, r1=[student, student, replace(teacher, shape=(9,))]))
     finding = the_one(case)
     assert finding.ranks == (1,)
-    assert "rank 1 comes there from train.py:42" in finding.evidence
-    assert "ranks 0,2 come there from train.py:33" in finding.evidence
+    called_from = [line for line in finding.evidence if "called from" in line]
+    assert [line.startswith("rank 1") for line in called_from] == [True, False]
+    assert "42" in called_from[0] and "33" in called_from[1]

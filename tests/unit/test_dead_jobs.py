@@ -122,7 +122,7 @@ def test_a_conditional_barrier_is_found_in_dumps_with_stacks(
 
     (finding,) = found.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    assert "train.py:7" in finding.cause
+    assert finding.sides[0].place is not None and finding.sides[0].place.line == 7
     assert found.outcome is Outcome.FINDING
     assert found.basis == "flight-recorder dumps of ranks 0-2 (with stacks)"
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from collective_cases import found, the_one
+from collective_cases import found, lines_of, the_one
 from traces import all_reduce, backward, barrier, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Collective
+from ddp_notebook.model import Case, Collective, name_ranks
 
 Program = list[Collective]
 
@@ -46,7 +46,7 @@ def test_a_rank_that_left_out_a_call_in_one_group_is_named_wherever_ranks_wait(
     for culprit in range(tp * dp):
         finding = the_one(played(tp, dp, culprit, skip))
         assert finding.ranks == (culprit,)
-        assert f"over {skip[0]} at train.py" in finding.cause
+        assert f"over `{skip[0]}`" in finding.cause and lines_of(finding)
 
 
 def test_groups_of_which_all_ranks_call_the_same_are_left_alone() -> None:
@@ -78,7 +78,7 @@ def blocks(own: int) -> Case:
 def test_a_call_in_another_group_than_its_peers_wait_in_is_the_wrong_group() -> None:
     finding = the_one(blocks(1))
     assert (finding.category, finding.ranks) == ("subgroup-misuse", (3,))
-    assert "in the group of ranks 1,3, where rank 2 waits for it in the group of" in finding.cause
+    assert f"`all_reduce` in the group of {name_ranks((1, 3))}; rank 2 waits for" in finding.cause
 
 
 def test_a_call_too_many_in_another_group_is_no_wrong_group() -> None:
@@ -97,7 +97,7 @@ def test_the_name_of_another_group_is_another_group_and_no_order_of_names() -> N
         programs[rank] = [tp, replace(dp, path=wide.path), tp, wide, tp, dp]
     finding = the_one(play(programs, groups=groups))
     assert (finding.category, finding.ranks) == ("subgroup-misuse", (2,))
-    assert "rank 2 has group tp" in finding.cause
+    assert "Rank 2 called `all_reduce` in group `tp`" in finding.cause
 
 
 SAVES = """\
@@ -119,7 +119,7 @@ def test_a_call_of_some_over_another_group_is_told_by_its_condition_and_not_as_a
     groups = {"replicate 0": (0, 2), "replicate 1": (1, 3)}
     finding = diagnose_run(play(programs, groups=groups), {"train.py": SAVES}).findings[0]
     assert (finding.category, finding.ranks) == ("conditional-collective", (0, 1)), finding
-    assert 'mesh.get_local_rank("replicate") == 0' in finding.cause
+    assert 'move it out of `if mesh.get_local_rank("replicate") == 0`' in finding.remedy
     crossed = {0: [all_reduce(3, group="both"), save], 1: [save, all_reduce(5, group="both")]}
     first = diagnose_run(play(crossed, groups={"both": (0, 1)}), {"train.py": SAVES}).findings[0]
     assert first.category == "mismatched-order", "neither was where the other is"
@@ -176,8 +176,12 @@ def pushed(pulls: int) -> Case:
 def test_a_rank_is_not_expected_in_a_group_of_others_that_has_as_many_members() -> None:
     finding = the_one(pushed(4))
     assert (finding.category, finding.ranks) == ("divergent-control-flow", (0, 2))
-    assert "which has called one less in that group, at train.py:40 in push" in finding.cause
-    assert "rank 0 is in barrier at train.py:60" in finding.cause
+    title = "Rank 2 is waiting in `broadcast` for rank 0, which is one collective behind"
+    assert finding.sentence == title
+    assert [("push" in line, "`barrier`" in line) for line in finding.evidence[1:]] == [
+        (True, False),
+        (False, True),
+    ]
     assert found(pushed(3)) == []
 
 

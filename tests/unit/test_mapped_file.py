@@ -195,7 +195,7 @@ def test_a_peer_that_comes_after_the_group_is_made_is_compared_all_the_same(tmp_
     theirs.publish(store, "world", 1)
     theirs.find_peers(store, "world", 1, 2)
     theirs.check(1, 0, 8, operation, facts)
-    with pytest.raises(Mismatch, match=r"rank 0 brings .* and rank 1 brings"):
+    with pytest.raises(Mismatch, match=r"rank 0 called .*, rank 1 called"):
         mine.check(1, 1, 7, operation, facts)
 
 

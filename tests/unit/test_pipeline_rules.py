@@ -53,18 +53,17 @@ def first_of(case: Case) -> Finding:
         (
             (part(0), part(1, micro_batches=2), part(2)),
             (1,),
-            "(rank 1: 2 micro-batches; ranks 0,2: 4 micro-batches)",
+            "Rank 1 has 2 micro-batches in the pipeline, ",
         ),
         (
             (part(0), part(1), part(1, meant=2)),
             (2,),
-            "runs stage 1 of the pipeline, which rank 1 has too, where the schedule expects "
-            "stage 2; no rank has stage 2",
+            "Rank 2 runs stage 1 of the pipeline; the schedule expects stage 2",
         ),
         (
             (part(0, schedule="GPipe"), part(1), part(2)),
             (0,),
-            "(rank 0: schedule GPipe; ranks 1-2: schedule 1F1B)",
+            "Rank 0 runs the pipeline with schedule GPipe, ranks 1",
         ),
     ],
 )
@@ -74,6 +73,8 @@ def test_ranks_of_one_pipeline_that_do_not_fit_together(
     finding = first_of(with_parts(stuck(), *parts))
     assert (finding.category, finding.ranks) == ("schedule-mismatch", ranks)
     assert words in finding.cause
+    twice = "Rank 1 has stage 1, too", "No rank has stage 2"
+    assert set(twice).issubset(finding.evidence) == ("expects stage 2" in words)
 
 
 def test_pipelines_of_other_ranks_and_such_that_fit_are_left_alone() -> None:
@@ -88,8 +89,9 @@ def test_pipelines_of_other_ranks_and_such_that_fit_are_left_alone() -> None:
 def test_a_message_of_a_pipeline_is_named_by_its_micro_batch_and_stage() -> None:
     case = with_parts(stuck(), part(0, backward=0), part(1, forward=1), part(2, forward=0))
     finding = first_of(case)
-    assert "recv of micro-batch 0's gradients of stage 1 (1F1B) from rank 1" in finding.cause
-    assert "recv of micro-batch 1's activations of stage 0 (1F1B) from rank 0" in finding.cause
+    told = "\n".join(finding.evidence)
+    assert "`recv` of micro-batch 0's gradients of stage 1 (1F1B) from rank 1" in told
+    assert "`recv` of micro-batch 1's activations of stage 0 (1F1B) from rank 0" in told
 
 
 def test_two_that_both_send_first_after_rounds_that_met_disagree_about_the_order() -> None:

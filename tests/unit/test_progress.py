@@ -50,7 +50,7 @@ def test_ranks_whose_collective_was_refused_are_told_alike() -> None:
                 rank,
                 Activity.FAILED,
                 error_type="Mismatch",
-                error_text=f"rank {rank} brings all_reduce of float32 [20], and rank 3 barrier.",
+                error_text=f"Collective 4 does not match: rank {rank} called x, rank 3 barrier",
                 error_at=(Place("cell 3", 11, ""),),
             )
         )

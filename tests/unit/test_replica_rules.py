@@ -37,6 +37,7 @@ from ddp_notebook.model import (
     SamplerFacts,
     TensorDigest,
     codec,
+    name_ranks,
 )
 
 HERE = Place("train.py", 7, "main", "opt.step()")
@@ -428,7 +429,7 @@ def test_of_two_ranks_of_which_one_is_under_no_sync_either_may_be_right(
     context = Context(hung(replica(no_sync_forwards=1), replica()), Sources({"a.py": source}))
     (finding,) = out_of_step.unreduced_gradients(context)
     assert (finding.category, finding.ranks) == (Category.NO_SYNC_MISUSE, ranks)
-    assert ("which of them is meant cannot be told" in finding.cause) == (len(ranks) == 2)
+    assert ("either side may be wrong" in finding.remedy) == (len(ranks) == 2)
 
 
 def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None:
@@ -441,7 +442,7 @@ def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None
     most = replace(two, ranks=(*two.ranks, replace(two.ranks[1], rank=2)))
     found = tuple(out_of_step.unreduced_gradients(Context(most)))
     assert only(found) == (Category.NO_SYNC_MISUSE, (0,))
-    assert "that ranks 1-2 ran under no_sync" in found[0].cause
+    assert f"that {name_ranks((1, 2))} ran under `no_sync()`" in found[0].cause
 
 
 def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wait() -> None:

@@ -9,7 +9,7 @@ from collective_cases import found, same
 from traces import op, play, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Collective, Finding, ShardedUnit
+from ddp_notebook.model import Case, Collective, Finding, ShardedUnit, name_ranks
 
 
 def gather(shape: int) -> Collective:
@@ -43,7 +43,9 @@ def stuck() -> Case:
 def test_a_rank_that_wraps_fewer_modules_or_frees_none_is_told() -> None:
     finding = first_of(sharded(stuck(), WHOLE, units("", "blocks.0"), WHOLE))
     assert (finding.category, finding.ranks) == ("sharding-mismatch", (1,))
-    assert "rank 1: no others; ranks 0,2: blocks.1 (272 parameters)" in finding.cause
+    assert {"rank 1: no others", f"{name_ranks((0, 2))}: blocks.1 (272 parameters)"} == {
+        *finding.evidence
+    }
     other = units("", "blocks.0", "blocks.1", reshards=False)
     finding = first_of(sharded(stuck(), WHOLE, WHOLE, other))
     assert (finding.category, finding.ranks) == ("sharding-mismatch", (2,))
@@ -87,7 +89,7 @@ def test_a_rank_that_froze_a_unit_is_told_and_not_by_a_missing_bucket() -> None:
     behind = play(same(3, step * 2, r1=[gather(8), scatter(4), gather(8), scatter(4)]))
     finding = first_of(sharded(behind, trained(2, 2, 2), trained(2, 0, 2), trained(2, 2, 2)))
     assert (finding.category, finding.ranks) == ("param-mismatch", (1,))
-    assert "rank 1: no parameters of blocks.0" in finding.cause
+    assert "rank 1: trains no parameters of blocks.0" in finding.evidence
     whole = [trained(0, 0, 0), trained(2, 2, 2), trained(2, 2, 2)]
     categories = [category for category, _ in found(sharded(behind, *whole))]
     assert "param-mismatch" not in categories, "all of it is frozen: perhaps for a while"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import found, same, the_one
+from collective_cases import found, lines_of, same, the_one
 from traces import op, places, play
 
 from ddp_notebook.model import Case, Splits
@@ -59,10 +59,9 @@ def test_splits_that_disagree(
 
 def test_who_sends_what_to_whom_is_said() -> None:
     finding = the_one(brought(*CASES["its splits are unlike those of the others"][0]))
-    assert finding.cause == (
-        "rank 2 sends 3 to rank 1, which expects 2, in all_to_all at train.py:33, and its splits "
-        "are unlike the other ranks'"
-    )
+    assert finding.cause == "Rank 2 sends 3 to rank 1, which expects 2, in `all_to_all`"
+    assert finding.evidence[-1] == "The splits of rank 2 are unlike those of the other ranks"
+    assert 33 in lines_of(finding)
     assert "rank 2: sends [2, 3, 2], expects [2, 2, 2]" in finding.evidence
 
 

@@ -6,9 +6,11 @@ And what a collective is for: a unit of FSDP2, a tensor of DTensor, a micro-batc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -21,7 +23,6 @@ from ddp_notebook.model import (
     agree,
     at_place,
     name_ranks,
-    verb,
 )
 
 
@@ -37,29 +38,89 @@ def called(record: Collective) -> str:
     return f"{name} ({record.label!r})" if record.label else name
 
 
-def named(record: Collective) -> str:
-    """A record with its line: ``barrier at train.py:31``, ``all_reduce over dp at train.py:44``."""
+def quoted(record: Collective) -> str:
+    """The same with the function between backticks."""
+    function, space, rest = called(record).partition(" ")
+    return f"`{function}`{space}{rest}"
+
+
+def function_of(record: Collective) -> str:
+    """The function that the user's code calls, between backticks."""
+    return code(called(record).partition(" ")[0])
+
+
+def code(text: str) -> str:
+    """Mark text of the user's as code; backticks in it would end that, and make up commands."""
+    return f"`{text.rstrip(':').replace('`', chr(39))}`"
+
+
+def moved(record: Collective, condition: Condition) -> str:
+    """The call that a condition decides: the user's function that leads to `record`, or that."""
+    for place, below in pairwise(record.path):
+        if (place.file, place.function) == (condition.place.file, condition.place.function):
+            is_called = re.search(rf"\b{re.escape(below.function)}\(", place.text)
+            return code(below.function) if below.function and is_called else function_of(record)
+    return function_of(record)
+
+
+def short_name(record: Collective) -> str:
+    """A call in a title, without its line: ``all_reduce ('loss') over dp``, ``send to rank 1``."""
+    return function_of(record) + (f" ({record.label!r})" if record.label else "") + _with(record)
+
+
+def _with(record: Collective) -> str:
+    """The peer of a message, and the group if it has a name."""
     peer = ""
     if record.is_point_to_point:
         peer = f" {'to' if record.operation == 'send' else 'from'} "
         peer += f"rank {record.peer}" if record.peer is not None else "any rank"
-    over = f" over {record.called}" if record.called else ""
-    return f"{called(record)}{peer}{over}" + at_place(record.place)
+    return peer + (f" over {code(record.called)}" if record.called else "")
+
+
+def told_apart(one: Collective | None, other: Collective | None) -> tuple[str, str]:
+    """Two calls in a title; of equal names each with its line, or with its tensor."""
+    names = [short_name(record) if record is not None else "" for record in (one, other)]
+    if one is None or other is None or names[0] != names[1]:
+        return names[0], names[1]
+    if one.place != other.place:
+        return names[0] + _line(one.place, other.place), names[1] + _line(other.place, one.place)
+    if one.dtype != other.dtype:
+        return f"{names[0]} of {one.dtype}", f"{names[1]} of {other.dtype}"
+    if one.shape != other.shape:
+        return f"{names[0]} of {list(one.shape)}", f"{names[1]} of {list(other.shape)}"
+    return names[0], names[1]
+
+
+def _line(place: Place | None, other: Place | None) -> str:
+    if place is None:
+        return ""
+    file = f"{place.file}, " if other is not None and place.file != other.file else ""
+    return f" ({file}line {place.line})"
+
+
+def tensor(record: Collective) -> str:
+    """``float32 [4]``; empty for a call without a tensor."""
+    return f"{record.dtype} {list(record.shape)}" if record.dtype else ""
+
+
+def named(record: Collective) -> str:
+    """A record with its line: ``barrier at train.py, line 31``, ``recv from rank 1 at ...``."""
+    return quoted(record) + _with(record) + at_place(record.place)
 
 
 def lacking(record: Collective) -> str:
     """Name what the rank of `record` waits for: the others' call of it, or its counterpart."""
     if not record.is_point_to_point:
-        return named(record)
+        return short_name(record)
     counterpart = "recv" if record.operation == "send" else "send"
-    return f"the {counterpart} that rank {record.rank} waits for in {named(record)}"
+    return f"the {code(counterpart)} that rank {record.rank} is waiting for"
 
 
 def numbered(record: Collective) -> str:
     """For evidence: its number in its group, what it is, and where it was called."""
-    what = f" {record.dtype} {list(record.shape)}" if record.dtype else ""
     group = "" if record.group == DEFAULT_GROUP else f" of group {record.called or record.group}"
-    return f"collective {record.slot}{group}: {called(record)}{what}" + (at_place(record.place))
+    what = f"{quoted(record)} {tensor(record)}".rstrip()
+    return f"collective {record.slot}{group}: {what}{at_place(record.place)}"
 
 
 def fact(ranks: Ranks, record: Collective) -> str:
@@ -76,47 +137,57 @@ def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None)
         return Side(ranks, f"{agree(ranks, 'parts', 'part')} here, nothing more", place=parts_at)
     if record is None:
         return Side(ranks, "nothing more")
-    tensor = f"{record.dtype} {list(record.shape)}" if record.dtype else ""
-    return Side(ranks, called(record), tensor, record.place)
+    return Side(ranks, called(record), tensor(record), record.place)
 
 
 def nothing_after(ranks: Ranks, slot: int) -> str:
     """A line of evidence: `slot` has the last collective that these ranks called."""
-    last = f"nothing after collective {slot}" if slot >= 0 else "no collective"
-    return f"{name_ranks(ranks)}: {last}"
+    return f"{name_ranks(ranks)}: no collective" + (
+        f" after collective {slot}" if slot >= 0 else ""
+    )
 
 
-def again(text: str, ranks: Ranks) -> str:
-    """A sentence about ranks that were just named: it begins with a pronoun."""
-    return re.sub(f"^{name_ranks(ranks)}(?= )", agree(ranks, "it", "they"), text)
+def in_call(ranks: Ranks, call: str, reports: Mapping[int, RankReport]) -> str:
+    """Say that ranks wait in a call; of ranks that do not wait, such as refused ones, call it."""
+    waits = any(r in reports and reports[r].activity is Activity.WAITING for r in ranks)
+    does = agree(ranks, *(("is waiting in", "are waiting in") if waits else ("calls", "call")))
+    return f"{name_ranks(ranks)} {does} {call}"
 
 
 def standing(
-    ranks: Ranks, at: Mapping[int, Collective], reports: Mapping[int, RankReport], run: int
-) -> str:
-    """Where ranks are, grouped by location: ``rank 0 is in barrier at a.py:3``.
+    ranks: Ranks,
+    at: Mapping[int, Collective],
+    reports: Mapping[int, RankReport],
+    run: int,
+    name: Callable[[Collective], str] = named,
+) -> tuple[tuple[Ranks, str], ...]:
+    """What ranks do, grouped by location: rank 0 "is waiting in `barrier` at a.py, line 3".
 
     `at` has the collectives in which ranks wait, `run` the number of the run that is judged.
     """
     places: dict[tuple[str, str, str], list[int]] = {}
     for rank in ranks:
-        record, report = at.get(rank), reports[rank]
-        line = f" at {report.path[-1]}" if report.path else ""
+        # Of a rank that no report is of nothing is known, as of one that does not answer.
+        record, report = at.get(rank), reports.get(rank, RankReport(rank, Activity.SILENT))
+        line = f" at {report.path[-1]}" if report.path and name is named else ""
         match report.activity:
+            case Activity.FAILED if record is not None:
+                place = "gave up", "gave up", f"in {name(record)}"
             case _ if record is not None:
-                place = "is", "are", f"in {named(record)}"
+                place = "is waiting", "are waiting", f"in {name(record)}"
             case Activity.WAITING if report.awaits.key:
-                place = "waits", "wait", f"for the store's key {report.awaits.key!r}{line}"
+                key = f"for the store's key {report.awaits.key!r}{line}"
+                place = "is waiting", "are waiting", key
             case Activity.WAITING:
-                place = "waits", "wait", f"in {report.inside}"
+                place = "is waiting", "are waiting", f"in {report.inside}"
             case Activity.BUSY if report.awaits.workers:
-                place = "waits", "wait", f"for a batch{line}"
+                place = "is waiting", "are waiting", f"for a batch{line}"
             case Activity.BUSY:
                 place = "is", "are", f"busy{line}"
             case Activity.IDLE if report.run == run:
                 place = "has", "have", "finished"
             case Activity.IDLE:
-                place = "runs", "run", "nothing"
+                place = "is", "are", "idle"
             case Activity.DEAD:
                 place = "has", "have", "ended"
             case Activity.FAILED:
@@ -126,8 +197,9 @@ def standing(
             case Activity.SILENT:
                 place = "does", "do", "not answer"
         places.setdefault(place, []).append(rank)
-    return "; ".join(
-        f"{verb(tuple(those), one, many)} {where}" for (one, many, where), those in places.items()
+    return tuple(
+        (tuple(those), f"{agree(those, one, many)} {where}")
+        for (one, many, where), those in places.items()
     )
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered
-from ddp_notebook.diagnosis.collectives.explain import (
-    GROUP_OF_EACH_THREAD,
-    TRY_AGAIN_TOGETHER,
-    threads_of,
-)
+from ddp_notebook.diagnosis.collectives.describe import fact, numbered, short_name
+from ddp_notebook.diagnosis.collectives.explain import threads_of
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -22,17 +19,16 @@ from ddp_notebook.diagnosis.progress import differing_variables, raised_words, w
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
-    Category,
     Collective,
     Finding,
     Part,
     Phase,
+    Place,
     RankReport,
+    Ranks,
     ThreadError,
-    at_place,
     by_value,
     name_ranks,
-    verb,
 )
 from ddp_notebook.model.fold import MISMATCH
 
@@ -73,15 +69,13 @@ def ended(context: Context) -> Iterator[Finding]:
             continue
         if not torch_errors.is_of_others(e.error.text):
             raised.append(
-                Finding(
-                    Category.EXCEPTION_ON_ONE_RANK,
+                catalogue.finding(
+                    "exception-on-one-rank.met-others",
                     (e.rank,),
-                    f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what it "
-                    f"called on the way out met what {name_ranks(sorted(refused))} called, and "
-                    "does not match it",
-                    _ON_THE_WAY_OUT,
-                    context.victims,
-                    (f"rank {e.rank}: {way_to_error(e.error.at)}",),
+                    waiting=context.victims,
+                    evidence=_error_lines((e.rank,), e.error.type, e.error.text, e.error.at),
+                    error=e.error.type,
+                    others=tuple(sorted(refused)),
                 )
             )
     findings += raised or _refused(context, refused)
@@ -111,15 +105,20 @@ def raised_alike(context: Context) -> Iterator[Finding]:
     if len({e.error.type for e in failed}) > 1:
         return
     if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
-        yield Finding(
-            Category.EXCEPTION,
-            tuple(e.rank for e in failed),
-            f"raised {raised_words(first.type, first.text, first.at)}",
-            "Correct the error. Variables of that line differ between the ranks: compare how each "
-            "rank comes to its own.",
-            (),
-            (way_to_error(first.at), *variables),
+        ranks = tuple(e.rank for e in failed)
+        yield catalogue.finding(
+            "exception.alike",
+            ranks,
+            evidence=(*_error_lines(ranks, first.type, first.text, first.at), *variables),
+            error=first.type,
+            names=tuple(variable.partition(" is ")[0] for variable in variables),
         )
+
+
+def _error_lines(ranks: Ranks, name: str, text: str, path: Sequence[Place]) -> tuple[str, str]:
+    """Lines of evidence about an error: what was raised, and on which way."""
+    who = name_ranks(ranks)
+    return f"{who} raised {raised_words(name, text, path)}", f"{who}: {way_to_error(path)}"
 
 
 def unwinding(context: Context) -> Iterator[Finding]:
@@ -153,20 +152,17 @@ def unwinding(context: Context) -> Iterator[Finding]:
     alone = {r: error for r, error in own.items() if call_site(there[r]) not in elsewhere}
     calls = tuple(fact((rank,), record) for rank, record in sorted(there.items()))
     for ranks, error in by_value(alone) if others else ():
-        words = raised_words(error.type, error.text, error.path)
-        category, remedy = Category.EXCEPTION_ON_ONE_RANK, _ON_THE_WAY_OUT
-        then = "or `finally` then"
-        if _tries_again(error, there[ranks[0]]):
-            category, remedy = Category.DIVERGENT_CONTROL_FLOW, TRY_AGAIN_TOGETHER
-            then = "tries again: it"
-        yield Finding(
-            category,
+        record = there[ranks[0]]
+        yield catalogue.finding(
+            "divergent-control-flow.tried-again-unwinding"
+            if _tries_again(error, record)
+            else "exception-on-one-rank.unwinding",
             ranks,
-            f"raised {words}, and its `except` {then} calls {named(there[ranks[0]])}; "
-            f"{context.standing(tuple(others))}",
-            remedy,
-            context.victims,
-            (f"{name_ranks(ranks)}: {way_to_error(error.path)}", *calls),
+            waiting=context.victims,
+            evidence=(*_error_lines(ranks, error.type, error.text, error.path), *calls),
+            error=error.type,
+            call=short_name(record),
+            standing=context.briefly(tuple(others), most=45),
         )
 
 
@@ -183,10 +179,6 @@ def _tries_again(error: ThreadError, record: Collective) -> bool:
     return any(each in raised for each in path[handler + apart + 1 :])
 
 
-_ON_THE_WAY_OUT = (
-    "Correct the error on that rank. Call no collective in an except or a finally: a rank that "
-    "raised comes there alone, or earlier than the others."
-)
 GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 """The last message of a process that gloo aborts."""
 
@@ -206,30 +198,28 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         several, at_once = threads_of(context, last.group)
         if several and len({(r.dtype, r.shape) for r in there.values()}) == 1:
             # What they wrote down agrees, and gloo met something else: another thread's call.
-            yield Finding(
-                Category.MISMATCHED_ORDER,
+            yield catalogue.finding(
+                "mismatched-order.too-many-bytes",
                 several,
-                f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where all "
-                f"expect {sizes[2]}: {verb(several, 'calls', 'call')} collectives of this group in "
-                "more than one thread, and threads run in any order",
-                GROUP_OF_EACH_THREAD,
-                context.victims,
-                at_once,
+                waiting=context.victims,
+                evidence=(fact((e.rank,), last), *at_once),
+                dead=(e.rank,),
+                got=sizes[1],
+                expected=sizes[2],
+                call=short_name(last),
             )
             continue
-        back, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
-        if context.case.script:
-            back, command = "End the others", "%ddp_abort"
-        yield Finding(
-            Category.SHAPE_MISMATCH,
+        restart = f"%ddp_restart --ranks {e.rank}"
+        yield catalogue.finding(
+            "shape-mismatch.too-many-bytes",
             ranks,
-            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
-            f"expects {sizes[2]} at most: for that gloo ended its process",
-            "Compare what each rank sends there with what the other expects: the split sizes, "
-            f"the shapes. {back}: {command}",
-            context.victims,
-            tuple(fact((rank,), record) for rank, record in there.items()),
-            commands=(command,),
+            waiting=context.victims,
+            evidence=tuple(fact((rank,), record) for rank, record in there.items()),
+            dead=(e.rank,),
+            got=sizes[1],
+            expected=sizes[2],
+            call=short_name(last),
+            command="%ddp_abort" if context.case.script else restart,
         )
 
 
@@ -248,18 +238,15 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         there = wait_graph.all_at_slot(context.collectives, record) | {rank: record}
         brought = {other: numbered(record) for other, record in there.items()}
         ranks = minority(brought) or (rank,)
-        at = at_place(record.place)
-        what = f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other"
-        cause = f"{what} ranks{at}: it was not sent"
-        if len(ranks) == len(there):
-            cause = f"what the ranks bring to {called(record)}{at} does not match: it was not sent"
-        yield Finding(
-            Category.SHAPE_MISMATCH,
+        yield catalogue.finding(
+            "shape-mismatch.refused-on-all"
+            if len(ranks) == len(there)
+            else "shape-mismatch.refused",
             ranks,
-            cause,
-            "Give it the same sizes on all ranks.",
-            context.victims,
-            by_ranks(brought),
+            waiting=context.victims,
+            evidence=by_ranks(brought),
+            call=short_name(there[ranks[0]]),
+            others=tuple(sorted(there.keys() - set(ranks))),
         )
         return  # the others were refused the same
 

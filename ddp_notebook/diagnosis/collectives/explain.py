@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives.alignment import (
     Difference,
     MissingBuckets,
@@ -12,12 +14,17 @@ from ddp_notebook.diagnosis.collectives.alignment import (
     difference,
 )
 from ddp_notebook.diagnosis.collectives.describe import (
-    again,
-    called,
+    code,
     fact,
-    named,
+    function_of,
+    in_call,
+    moved,
     nothing_after,
+    quoted,
+    short_name,
     side,
+    tensor,
+    told_apart,
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.context import Context
@@ -27,44 +34,13 @@ from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     PLACING,
-    Category,
     Collective,
     Finding,
     Part,
     Phase,
     Place,
     Ranks,
-    agree,
-    at_place,
     name_ranks,
-    sentence,
-    verb,
-)
-
-UNEVEN_REMEDY = (
-    "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
-)
-SAME_NAMES = (
-    "Loop over the same names on all ranks: sort the union of their keys (all_gather_object), "
-    "with a zero for what a rank does not have."
-)
-SAME_CLOSURE = (
-    "The optimizer calls its closure until its result is good enough: all_reduce the loss, too, "
-    "and give the optimizers the same options on all ranks."
-)
-IN_ORDER = "in the same order on every rank: sort them by name."
-TRY_AGAIN_TOGETHER = (
-    "Leave the collective out of what is tried again, or let all ranks decide together whether to "
-    "try again: all_reduce a flag."
-)
-USE_ALL = (
-    "Use every parameter on every rank in every step, with a factor of zero where it has no part."
-)
-USE_OR_FIND = (
-    "Use every parameter on every rank, or DistributedDataParallel(find_unused_parameters=True)."
-)
-TOGETHER = (
-    "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
 )
 
 
@@ -76,35 +52,46 @@ def explain(context: Context, classified: Classified) -> Finding:
     that a rank called in one group what another group waits for.
     """
     full, short, kind = classified.full, classified.short, classified.kind
-    finding = None
     if kind is Kind.ONE_BRANCH_ONLY and short.here is None:
-        finding = left_by_exit(context, short.ranks, full.ranks, classified.record)
-    finding = finding or _placed_otherwise(context, classified)
-    if finding is not None:
-        return finding
-    match kind:
-        case Kind.MISMATCH:
-            return _mismatch(context, classified)
-        case Kind.ONE_BRANCH_ONLY:
-            return _in_another_group(context, classified) or _one_branch_only(context, classified)
-        case Kind.PAST_THE_LOOP:
-            return _past_the_loop(context, classified)
-        case _:
-            return _finding(context, classified, *_story(context, classified))
+        by_exit = left_by_exit(context, short.ranks, full.ranks, classified.record)
+        if by_exit is not None:
+            return by_exit
+    finding = _placed_otherwise(context, classified)
+    if finding is None and kind is Kind.ONE_BRANCH_ONLY:
+        finding = _in_another_group(context, classified)
+    return _shown(context, classified, finding or _story(context, classified))
 
 
-def _finding(
-    context: Context,
-    classified: Classified,
-    category: Category,
-    cause: str,
-    remedy: str,
-    facts: tuple[str, ...] = (),
-    *,
-    culprits: Ranks | None = None,
-    waiting: Ranks | None = None,
-) -> Finding:
-    """Make a finding that shows what both branches have at the divergence.
+def _facts(context: Context, classified: Classified) -> dict[str, Any]:
+    """Return the facts that the words of most kinds name: both branches, and what they call.
+
+    `call` is what `full` calls and `there` what `short` calls instead; `first` and `second` are the
+    sides in the order of the divergence, with what each has there.
+    """
+    full, short = classified.full, classified.short
+    call, there = told_apart(classified.record, classified.there)
+    one, other = classified.sides
+    first_call, second_call = told_apart(one.here, other.here)
+    elsewhere = in_call(short.ranks, there, context.reports)
+    if not there:
+        elsewhere = context.briefly(short.ranks)
+    return {
+        "full": full.ranks,
+        "short": short.ranks,
+        "call": call,
+        "there": there,
+        "inside": in_call(full.ranks, call, context.reports),
+        "elsewhere": elsewhere,
+        "and_then": elsewhere.removeprefix(f"{short.named} "),
+        "first": one.ranks,
+        "second": other.ranks,
+        "first_call": first_call,
+        "second_call": second_call,
+    }
+
+
+def _shown(context: Context, classified: Classified, finding: Finding) -> Finding:
+    """Add to a finding what both branches have at the divergence.
 
     Threads have a say in it. Where several threads of a rank call collectives of the group, their
     order is chance. So the order is the mistake, that of most ranks too, and all of them are
@@ -114,8 +101,6 @@ def _finding(
     two equal branches neither is blamed if just one of them has lost a thread to an error
     (`_lost_a_thread`).
     """
-    ranks = classified.culprits if culprits is None else culprits
-    waiting = context.victims if waiting is None else waiting
     evidence = tuple(
         fact(branch.ranks, record)
         if record is not None
@@ -129,15 +114,20 @@ def _finding(
         apart = [index for index, (one, other) in steps if one != other]
         for branch, record in pairs if apart else ():
             if way := " → ".join(map(str, record.path[apart[0] : -1])):  # not from the line itself
-                evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
-    lost = _lost_a_thread(context, classified, ranks)
+                evidence += (f"{branch.named}: called from {way}",)
+    evidence += finding.evidence
+    lost = _lost_a_thread(context, classified, finding.ranks)
     if lost is not None:
         who, error = lost
-        cause = (
-            f"{sentence(ranks, cause)}; {who}: {error}; which of the two is the cause is not known"
+        finding = catalogue.finding(
+            "undecided.thread-or-divergence",
+            (),
+            waiting=context.victims,
+            evidence=(finding.cause, f"{name_ranks(who)}: {error}"),
+            who=who,
+            otherwise=finding.remedy,
         )
-        remedy = f"If the thread's error is the cause, correct it. If not: {remedy}"
-        category, ranks, waiting = Category.UNDECIDED, (), context.victims
+        evidence = (*finding.evidence, *evidence)
     several, at_once = threads_of(context, classified.record.group)
     shown = [record for _, record in classified.shown if record is not None]
     in_main = {record.call.thread == 0 for record in shown}
@@ -146,28 +136,22 @@ def _finding(
         or (bool(several) and len(in_main) > 1)
         or (bool(at_once) and len({call_site(record) for record in shown}) > 1)
     )
-    if at_once or (several and order):
-        cause = (
-            f"{cause}; {verb(several, 'calls', 'call')} collectives of this group in more than one "
-            "thread, and threads run in any order"
-        )
-        remedy, waiting = GROUP_OF_EACH_THREAD, context.victims
-        category = Category.MISMATCHED_ORDER if order else category
-        ranks = several if order else ranks
-    return Finding(
-        category,
-        ranks,
-        cause,
-        remedy,
-        waiting,
-        (*evidence, *facts, *at_once),
+    if several and order:
+        evidence = (finding.cause, *evidence)
+        finding = catalogue.finding("mismatched-order.threads", several, waiting=context.victims)
+    elif at_once:
+        fix = catalogue.words("mismatched-order.threads.fix")
+        finding = replace(finding, remedy=fix, waiting=context.victims)
+    return replace(
+        finding,
+        evidence=(*evidence, *at_once),
         sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
     )
 
 
 def _lost_a_thread(
     context: Context, classified: Classified, culprits: Ranks
-) -> tuple[str, str] | None:
+) -> tuple[Ranks, str] | None:
     """The one of two equal branches that lost a thread to an error, if it is not blamed; the error.
 
     A majority, or a test of the rank, is a better reason than a thread that may have nothing to do
@@ -190,13 +174,7 @@ def _lost_a_thread(
     )
     if test is not None and test.on_rank:
         return None
-    return losers[0].named, errors[losers[0].ranks[0]]
-
-
-GROUP_OF_EACH_THREAD = (
-    "Give each thread a group of its own (dist.new_group, called on every rank in one order), or "
-    "call all collectives in one thread."
-)
+    return losers[0].ranks, errors[losers[0].ranks[0]]
 
 
 def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
@@ -213,8 +191,12 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
             if (pair := _at_once(own)) is not None:
                 sooner, later = pair
                 facts.append(
-                    f"rank {rank}: {called(later)} of collective {later.slot} began while "
-                    f"{called(sooner)} of collective {sooner.slot} was under way"
+                    catalogue.words(
+                        "mismatched-order.threads.at_once",
+                        ranks=(rank,),
+                        later=f"{quoted(later)} (collective {later.slot})",
+                        sooner=f"{quoted(sooner)} (collective {sooner.slot})",
+                    )
                 )
     return tuple(several), tuple(facts)
 
@@ -251,14 +233,12 @@ def _placed_otherwise(context: Context, classified: Classified) -> Finding | Non
     ranks = classified.culprits
     if len(one) == len(other):  # either side may have another plan than was meant
         ranks = tuple(sorted({*one, *other}))
-    return _finding(
-        context,
-        classified,
-        Category.SHARDING_MISMATCH,
-        f"{verb(ranks, 'places', 'place')} tensors in another way in {record.api}: "
-        f"{_side_by_side(classified)}",
-        f"Give {record.api} the same plan or placements on every rank.",
-        culprits=ranks,
+    return catalogue.finding(
+        "sharding-mismatch.placed-otherwise",
+        ranks,
+        waiting=context.victims,
+        function=function_of(record),
+        **_facts(context, classified),
     )
 
 
@@ -272,18 +252,15 @@ def left_by_exit(
         test = context.sources.branch_of(way[-1]) if way else ""
         if not test:
             return None
-        exits.append(f"{way[-1]} ({test})")
-    return Finding(
-        Category.EARLY_EXIT,
+        exits.append(f"rank {rank}: `sys.exit()` at {way[-1]}, behind {code(test)}")
+    return catalogue.finding(
+        "early-exit.by-exit",
         short,
-        f"{verb(short, 'has', 'have')} ended by sys.exit() at "
-        f"{' and '.join(dict.fromkeys(exits))}, while {verb(ahead, 'is', 'are')} in "
-        f"{named(record)}",
-        "Let all ranks leave together: one that has nothing to do still takes part in every "
-        "collective of its groups.",
-        context.victims,
-        (fact(ahead, record),),
+        waiting=context.victims,
+        evidence=(fact(ahead, record), *exits),
         sides=(side(ahead, record), side(short, None)),
+        inside=in_call(ahead, short_name(record), context.reports),
+        function=function_of(record),
     )
 
 
@@ -304,170 +281,160 @@ def _in_another_group(context: Context, classified: Classified) -> Finding | Non
         same = what == (there.operation, there.dtype, there.shape, there.reduce_op)
         before = sum(e.group == there.group and e.number < record.number for e in issued)
         if record.group != there.group and same and before == there.slot:
-            groups = context.collectives.groups
             own, other = (
-                f"the group of {name_ranks(of)}" if (of := groups.get(group)) else f"group {group}"
+                f"the group of {name_ranks(of)}" if of else f"group {code(group)}"
                 for group in (record.group, there.group)
+                for of in (context.collectives.groups.get(group),)
             )
-            mesh = _is_of_mesh(context, record.called)
-            return _finding(
-                context,
-                classified,
-                Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
-                f"{classified.full.named} calls {named(record)} in {own}, where rank {rank} waits "
-                f"for it in {other}: {named(there)}",
-                f"Use the group of the same {'mesh dimension' if mesh else 'kind'} on every rank.",
+            return catalogue.finding(
+                "mesh-mismatch.another-group"
+                if _is_of_mesh(context, record.called)
+                else "subgroup-misuse.another-group",
+                classified.culprits,
+                waiting=context.victims,
+                evidence=(fact((rank,), there),),
+                call=function_of(record),
+                own=own,
+                other=other,
+                peer=(rank,),
             )
     return None
 
 
-def _story(context: Context, classified: Classified) -> tuple[Category, str, str, tuple[str, ...]]:
-    """Return the mistake, what happened, what to change, and facts, of kinds told in a sentence."""
+def _story(context: Context, classified: Classified) -> Finding:
+    """Return the finding of a kind, without what both branches have at the divergence."""
     record, sources = classified.record, context.sources
     full, short = classified.full, classified.short
+    ranks, waiting = classified.culprits, context.victims
+    facts = _facts(context, classified)
     match classified.kind:
-        case Kind.ANOTHER_ORDER:
-            starts = ", ".join(
-                f"{verb(b.ranks, 'begins', 'begin') if first else b.named} with {named(b.here)}"
-                for first, b in zip((True, False), classified.sides, strict=True)
-                if b.here is not None
-            )
-            order = "the same collectives in another order"
-            own = classified.culprits == classified.sides[0].ranks
-            cause = f"{starts}: {order}" if own else f"{order}: {starts}"
-            remedy = "Call them in the same order on every rank: sort what you loop over."
-            return Category.MISMATCHED_ORDER, cause, remedy, ()
-        case Kind.SOME_BUCKETS:
-            cause = (
-                f"{short.named} did not reduce all buckets of gradients in {named(record)}: a "
-                "parameter got no gradient there"
-            )
-            # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
-            remedy = USE_ALL if "reduce_scatter" in record.operation else USE_OR_FIND
-            return Category.UNUSED_PARAMS, cause, remedy, ()
+        case Kind.MISMATCH:
+            return _mismatch(context, classified)
+        case Kind.ONE_BRANCH_ONLY:
+            return _one_branch_only(context, classified)
+        case Kind.PAST_THE_LOOP:
+            return _past_the_loop(context, classified)
         case Kind.NO_BUCKETS:
-            # Records only say that nothing was reduced. So it looks under no_sync, without a
-            # backward, and where a parameter got no gradient and there is one bucket. Where the
-            # code is known, it must mention no_sync for that to be told; where it is not, all that
-            # may be the case are named.
-            category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
-            may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
-            if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
-                category = Category.NO_SYNC_MISUSE
-                why = "no_sync() is on there, or backward was not called"
-            elif not sources.knows(record):
-                why += ", no_sync() was on, or a parameter got no gradient"
-            cause = (
-                f"{short.named} reduced no gradients where {verb(full.ranks, 'is', 'are')} in "
-                f"{named(record)} ({why})"
+            return _no_buckets(context, classified)
+        case Kind.ANOTHER_ORDER:
+            return catalogue.finding("mismatched-order.moved", ranks, waiting=waiting, **facts)
+        case Kind.SOME_BUCKETS:
+            # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
+            sharded = "reduce_scatter" in record.operation
+            return catalogue.finding(
+                "unused-params.some-units" if sharded else "unused-params.some-buckets",
+                ranks,
+                waiting=waiting,
+                **facts,
             )
-            remedy = "Use no_sync() and backward() in the same iterations on all ranks."
-            return category, cause, remedy, ()
         case Kind.EITHER_OR:
-            cause = f"the ranks take different branches: {_side_by_side(classified)}"
-            remedy = "Decide the branch from what all ranks share (all_reduce the decision first)."
-            return Category.DIVERGENT_CONTROL_FLOW, cause, remedy, ()
+            return catalogue.finding(
+                "divergent-control-flow.branches", ranks, waiting=waiting, **facts
+            )
         case Kind.ANOTHER_WAY:
             tests = _parting(context, *(branch.here for branch in classified.sides))
-            why = f" ({tests[0].quoted})" if len(tests) == 1 else ""
-            ways = _side_by_side(classified)
-            cause = f"the ranks took different ways through the loop{why}: {ways}"
-            return Category.DIVERGENT_CONTROL_FLOW, cause, TOGETHER, tuple(t.line for t in tests)
+            return catalogue.finding(
+                "divergent-control-flow.another-way",
+                ranks,
+                waiting=waiting,
+                evidence=tuple(test.line for test in tests),
+                test=code(tests[0].quoted) if len(tests) == 1 else "",
+                **facts,
+            )
         case Kind.OTHER_OBJECTS:
             assert classified.there is not None
             line = sources.call_of_both(record, classified.there)
-            facts = (f"{line}: {line.text}",) if line is not None else ()
-            cause = (
-                f"{_side_by_side(classified)}: one line calls both{at_place(line)}, on other "
-                "objects: the ranks loop over other ones there, or in another order"
+            return catalogue.finding(
+                "mismatched-order.other-objects",
+                ranks,
+                waiting=waiting,
+                evidence=(f"{line}: {line.text}",) if line is not None else (),
+                **facts,
             )
-            remedy = f"Loop over the same objects {IN_ORDER}"
-            return Category.MISMATCHED_ORDER, cause, remedy, facts
         case Kind.TRIED_AGAIN:
             retry = sources.tries_again(record)
             assert retry is not None
-            cause = (
-                f"{verb(classified.culprits, 'has', 'have')} called {named(record)} once more than "
-                f"{short.named}: the code calls it again after an error ({retry.quoted})"
+            return catalogue.finding(
+                "divergent-control-flow.tried-again",
+                ranks,
+                waiting=waiting,
+                evidence=(retry.line,),
+                others=short.ranks if ranks == full.ranks else full.ranks,
+                **facts,
             )
-            return Category.DIVERGENT_CONTROL_FLOW, cause, TRY_AGAIN_TOGETHER, (retry.line,)
         case _ if _goes_over_others(context, classified):
-            cause = (
-                f"{verb(short.ranks, 'is', 'are')} at {_size(short.here)} where "
-                f"{verb(full.ranks, 'is', 'are')} at {_size(full.here)}, in {named(record)}: they "
-                "loop over other tensors there, or in another order"
+            return catalogue.finding(
+                "mismatched-order.other-tensors", ranks, waiting=waiting, **facts
             )
-            remedy = f"Loop over the same tensors {IN_ORDER}"
-            return Category.MISMATCHED_ORDER, cause, remedy, ()
         case _:  # one of them called it more often
-            one, other, more = full, short, "more"
-            if classified.culprits != full.ranks:
-                one, other, more = short, full, "less"
-            count = len(classified.records)
-            times = f"once {more}" if count == 1 else f"{count} collectives {more}"
-            cause = f"{one.named} called {named(record)} {times} than {other.named}"
-            return Category.DIVERGENT_CONTROL_FLOW, cause, TOGETHER, ()
+            return catalogue.finding(
+                "divergent-control-flow.more-often"
+                if ranks == full.ranks
+                else "divergent-control-flow.less-often",
+                ranks,
+                waiting=waiting,
+                count=len(classified.records),
+                **facts,
+            )
+
+
+def _no_buckets(context: Context, classified: Classified) -> Finding:
+    """A branch that reduced nothing in a backward pass of the other."""
+    # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
+    # where a parameter got no gradient and there is one bucket. Where the code is known, it must
+    # mention no_sync for that to be told; where it is not, all that may be the case are named.
+    record, sources = classified.record, context.sources
+    known = sources.knows(record)
+    may_be_no_sync = not known or sources.mentions(record, "no_sync")
+    by_no_sync = classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync
+    return catalogue.finding(
+        "no-sync-misuse.on-or-no-backward"
+        if by_no_sync
+        else "divergent-control-flow.no-backward"
+        if known
+        else "divergent-control-flow.not-reduced",
+        classified.culprits,
+        waiting=context.victims,
+        **_facts(context, classified),
+    )
 
 
 # -- one collective with contents that do not match --------------------------------------
-
-MISMATCHES = {
-    Difference.SHAPE: (
-        Category.SHAPE_MISMATCH,
-        "Give it one shape on all ranks: exchange the sizes, pad to the largest, cut afterwards.",
-    ),
-    Difference.DTYPE: (
-        Category.DTYPE_MISMATCH,
-        "Convert the tensor to one dtype on all ranks before this line.",
-    ),
-    Difference.OPERATION: (
-        Category.OP_MISMATCH,
-        "Call the same collective on all ranks at this point.",
-    ),
-    Difference.REDUCE_OP: (Category.OP_MISMATCH, "Use the same op= on all ranks."),
-    Difference.ROOT: (
-        Category.OP_MISMATCH,
-        "Name the same rank as src= or dst= on all ranks.",
-    ),
-    Difference.GROUP: (
-        Category.MESH_MISMATCH,
-        "Use the group of the same mesh dimension on every rank.",
-    ),
-    Difference.LABEL: (
-        Category.MISMATCHED_ORDER,
-        "Use the same names in the same order on every rank.",
-    ),
-}
 
 
 def _mismatch(context: Context, classified: Classified) -> Finding:
     own, other, what = classified.record, classified.there, classified.difference
     assert other is not None and what is not None
-    ranks, others, culprits = classified.full.ranks, classified.short.ranks, classified.culprits
-    first, second = (
-        f"{verb(those, 'has', 'have')} {value_of(record, against, what)}"
-        for those, record, against in sorted(
-            ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
-        )
+    (first, value), (second, against) = sorted(
+        (
+            (classified.full.ranks, value_of(own, other, what)),
+            (classified.short.ranks, value_of(other, own, what)),
+        ),
+        key=lambda each: each[0] != classified.culprits,
     )
-    name = called(own) if what is not Difference.LABEL else own.operation
-    if what is Difference.OPERATION:
-        name = f"collective {own.slot}"
-    at = at_place(own.place)
-    if own.place and other.place not in (None, own.place):
-        at += f" and {other.place}"
+    mesh = what is Difference.GROUP and _is_of_mesh(context, own.called)
     # With two labels the tensors themselves may have been combined: then no rank waits.
     met = difference(own, other) is Difference.LABEL
-    category, remedy = MISMATCHES[what]
-    if what is Difference.GROUP and not _is_of_mesh(context, own.called):
-        category, remedy = Category.SUBGROUP_MISUSE, "Give it the same group on every rank."
-    return _finding(
-        context,
-        classified,
-        category,
-        f"{first}, {second}, in {name}{at}",
-        remedy,
-        waiting=() if met else None,
+    return catalogue.finding(
+        {
+            Difference.SHAPE: "shape-mismatch.model"
+            if own.part is Part.CONSTRUCTOR
+            else "shape-mismatch.shape",
+            Difference.DTYPE: "dtype-mismatch.dtype",
+            Difference.OPERATION: "op-mismatch.operation",
+            Difference.REDUCE_OP: "op-mismatch.reduce-op",
+            Difference.ROOT: "op-mismatch.root",
+            Difference.GROUP: "mesh-mismatch.dimension" if mesh else "subgroup-misuse.group",
+            Difference.LABEL: "mismatched-order.names",
+        }[what],
+        classified.culprits,
+        waiting=() if met else context.victims,
+        function=function_of(own),
+        call=short_name(own),
+        first=first,
+        second=second,
+        value=value,
+        other=against,
     )
 
 
@@ -480,21 +447,22 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
     """The value of the property in which a record differs from `other`."""
     match what:
         case Difference.OPERATION:
-            return called(record)
+            named_alike = function_of(record) == function_of(other)
+            return code(record.operation) if named_alike else function_of(record)
         case Difference.DTYPE:
             return record.dtype
         case Difference.SHAPE if record.shape == other.shape:
             return f"{record.numel} elements in {record.tensors} tensors"
         case Difference.SHAPE:
-            return f"shape {list(record.shape)}"
+            return tensor(record)
         case Difference.REDUCE_OP:
-            return f"op={record.reduce_op}"
+            return record.reduce_op
         case Difference.ROOT:
-            return f"root {record.root}"
+            return f"rank {record.root}"
         case Difference.LABEL:
             return repr(record.label)
         case Difference.GROUP:
-            return f"group {record.called}"
+            return record.called
 
 
 # -- one branch only ---------------------------------------------------------------------
@@ -504,90 +472,92 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
     record, full, short = classified.record, classified.full, classified.short
     condition = context.sources.condition(record, classified.there, full.ranks, short.ranks)
-    why, facts = (f" ({condition.quoted})", (condition.line,)) if condition else ("", ())
-    category = Category.CONDITIONAL_COLLECTIVE
-    culprits, how = _who_is_wrong(context, classified, condition)
-    remedy = f"Call {called(record)} on every rank of its group{how}"
-    if record.operation == "barrier":
-        # A smaller group whose members are just these ranks: they may have meant that.
-        groups = context.collectives.groups.items()
-        own = [g for g, members in groups if g != record.group and members == full.ranks]
-        if own:
-            category, culprits = Category.BARRIER_MISUSE, full.ranks
-            remedy = f"Only members of group {own[0]} come here: give them dist.barrier(group=...)."
-        elif culprits == short.ranks and not condition:
-            category = Category.BARRIER_MISUSE
-            remedy = f"Let {short.named} reach the barrier too."
-    elif record.part is Part.FORWARD and culprits == full.ranks:
-        remedy = (
-            "Call the model on every rank; or call the module inside, model.module(x), which "
-            "sends no buffers to other ranks, under torch.no_grad()."
+    ranks, tested = _who_is_wrong(context, classified, condition)
+    evidence: tuple[str, ...] = (condition.line,) if condition else ()
+    if classified.there is None and not all(map(context.finished, short.ranks)):
+        evidence += (context.standing(short.ranks),)
+    facts = _facts(context, classified)
+    lacking = ranks == short.ranks
+    # A smaller group whose members are just these ranks: they may have meant that.
+    groups = context.collectives.groups.items()
+    own = [g for g, members in groups if g != record.group and members == full.ranks]
+    in_barrier = record.operation == "barrier"
+    if in_barrier and own:
+        return catalogue.finding(
+            "barrier-misuse.members-only",
+            full.ranks,
+            waiting=context.victims,
+            evidence=evidence,
+            group=code(own[0]),
+            **facts,
         )
-    return _finding(
-        context,
-        classified,
-        category,
-        _only_some(context, classified, why, lacking=culprits == short.ranks),
-        remedy,
-        facts,
-        culprits=culprits,
+    how = how_to_move(record, condition)
+    if how["function"] != function_of(record):
+        facts["call"] = f"{how['function']} ({function_of(record).strip('`')})"
+    kind = _ONLY_SOME[lacking, tested]
+    if in_barrier and lacking and not condition:
+        kind = "barrier-misuse.not-reached"
+    elif record.part is Part.FORWARD and ranks == full.ranks:
+        kind = "conditional-collective.forward"
+    elif len(ranks) == len(full.ranks) + len(short.ranks):
+        kind = "conditional-collective.either"
+    return catalogue.finding(
+        kind,
+        ranks,
+        waiting=context.victims,
+        evidence=evidence,
+        model=_joined(context, full.ranks) or "model",
+        **how,
+        **facts,
     )
+
+
+_ONLY_SOME = {
+    (True, True): "conditional-collective.left-out",
+    (True, False): "conditional-collective.left-out-untested",
+    (False, True): "conditional-collective.called-by-some",
+    (False, False): "conditional-collective.called-by-some-untested",
+}
+"""Kinds by whether those that do not call it are wrong, and whether a test on the way tells it."""
+
+
+def how_to_move(record: Collective, condition: Condition | None) -> dict[str, Any]:
+    """Return the facts of a call to make on every rank: what, in which group, past which test."""
+    test = code(condition.quoted) if condition else ""
+    precedes = condition is not None and condition.precedes
+    return {
+        "function": moved(record, condition) if condition else function_of(record),
+        "group": code(record.called) if record.called else "",
+        "around": "" if precedes else test,
+        "before": test if precedes else "",
+    }
+
+
+def _joined(context: Context, ranks: Ranks) -> str:
+    """The name of the model that DistributedDataParallel trains on a rank; empty without one."""
+    report = context.reports.get(ranks[0])
+    replicas = report.parts.replicas if report is not None else ()
+    return (replicas[0].name or "model") if replicas else ""
 
 
 def _who_is_wrong(
     context: Context, classified: Classified, condition: Condition | None
-) -> tuple[Ranks, str]:
-    """The culprits of a call that one branch lacks, and how it is to be called on every rank."""
+) -> tuple[Ranks, bool]:
+    """The culprits of a call that one branch lacks, and whether a test on the way tells it."""
     # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
     # return`) blames those; any other test on the way blames who came through it, since most such
     # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
     # left on a way that the code does not show, such as an exception that was caught: both are
     # named, and the user sees both lines.
     full, short, record = classified.full, classified.short, classified.record
+    tested = condition is not None and not condition.handles
     if len(full.ranks) == len(short.ranks):
         if condition and condition.names_leavers:
-            return short.ranks, f": {short.named} must not leave before it."
-        untested = condition is None or condition.handles
+            return short.ranks, True
         in_a_pass = classified.there and record.part
-        if untested and context.sources.knows(record) and not in_a_pass:
-            both = tuple(sorted((*full.ranks, *short.ranks)))
-            return both, ", or on none: which side is wrong is not known."
-    conditional = condition is not None and not condition.handles
-    return (
-        classified.culprits,
-        ": move it out of the condition." if conditional else ", or on none.",
-    )
-
-
-def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
-    """A sentence: which ranks call it alone, and where the others are; culprits come first."""
-    full, short, there = classified.full, classified.short, classified.there
-    record = named(classified.record)
-    where = f"{verb(short.ranks, 'is', 'are')} in {named(there)}" if there else ""
-    where = where or context.standing(short.ranks)
-    if lacking:
-        does = verb(short.ranks, "does", "do")
-        do = verb(full.ranks, "does", "do")
-        return f"{does} not call {record} as {do}{why}; {again(where, short.ranks)}"
-    call = agree(full.ranks, "calls", "call")
-    return f"{full.named} alone {call} {record}{why}; {where}"
-
-
-def _side_by_side(classified: Classified) -> str:
-    """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
-    first, second = classified.sides
-    if first.here and second.here and named(first.here) == named(second.here):
-        shapes = [f"{verb(e.ranks, 'has', 'have')} {_size(e.here)}" for e in classified.sides]
-        return f"{shapes[0]}, {shapes[1]}, in {named(first.here)}"
-    start = f"in {named(first.here)}" if first.here else "ended"
-    start = f"{verb(first.ranks, *(('is', 'are') if first.here else ('has', 'have')))} {start}"
-    if second.here is None:
-        return f"{start}; {verb(second.ranks, 'has', 'have')} ended"
-    return f"{start}; {second.named} in {named(second.here)}"
-
-
-def _size(record: Collective | None) -> str:
-    return f"{record.dtype} {list(record.shape)}" if record is not None else "nothing"
+        if not tested and context.sources.knows(record) and not in_a_pass:
+            return tuple(sorted((*full.ranks, *short.ranks))), False
+    return classified.culprits, tested
 
 
 # -- loops -------------------------------------------------------------------------------
@@ -619,33 +589,28 @@ class Turn:
         """True where the shorter branch went another way through the turn."""
         return bool(self.way or self.begun or self.skipped)
 
-    @property
-    def category(self) -> Category:
-        """The mistake."""
-        other_way = self.more_names or self.is_left_out
-        return Category.DIVERGENT_CONTROL_FLOW if other_way else Category.UNEVEN_INPUTS
-
-    @property
-    def remedy(self) -> str:
-        """The advice to the user."""
+    def kind(self, *, left: bool, again: bool) -> str:
+        """The kind of mistake; `again` if the branch with a call more is wrong."""
         if self.more_names:
-            return SAME_NAMES
+            return "divergent-control-flow.no-such-name"
         if self.of_optimizer:
-            return SAME_CLOSURE
-        if self.counted and not self.is_left_out:
-            at = self.counted
-            return f"Give the loop the same bounds on every rank: `{at.text}` ({at})."
-        return TOGETHER if self.is_left_out else UNEVEN_REMEDY
-
-    @property
-    def because(self) -> str:
-        """`` (if loss > 3:)``; empty where no test is known."""
-        return f" ({self.way.quoted})" if self.way else ""
+            return "divergent-control-flow.closure"
+        if not self.is_left_out:
+            return "uneven-inputs.other-bounds" if self.counted else "uneven-inputs.left-loop"
+        if left and self.begun:
+            return "divergent-control-flow.unfinished-turn"
+        if left:
+            return "divergent-control-flow.left-loop"
+        if again:
+            return "divergent-control-flow.called-again"
+        return "divergent-control-flow.skipped"
 
     @property
     def facts(self) -> tuple[str, ...]:
         """Lines of evidence."""
-        return (*((self.way.line,) if self.way else ()), *self.skipped)
+        counts = self.counted if self.counted and not self.is_left_out else None
+        lines = ((self.way.line,) if self.way else (), self.skipped)
+        return (*lines[0], *lines[1], *((f"{counts}: {counts.text}",) if counts else ()))
 
 
 def turn_of(
@@ -672,20 +637,45 @@ def turn_of(
     )
 
 
+def fewer_turns(
+    context: Context,
+    turn: Turn,
+    full: Branch,
+    short: Branch,
+    record: Collective,
+    *,
+    culprits: Ranks,
+    left: bool,
+) -> Finding:
+    """One branch is in one more turn of a loop; `left` is false where the other passed one over."""
+    return catalogue.finding(
+        turn.kind(left=left, again=culprits == full.ranks),
+        culprits,
+        waiting=context.victims,
+        evidence=turn.facts,
+        full=full.ranks,
+        short=short.ranks,
+        call=short_name(record),
+        inside=in_call(full.ranks, short_name(record), context.reports),
+        name=repr(record.label),
+        test=code(turn.way.quoted) if turn.way else "",
+        bounds=code(turn.counted.text) if turn.counted else "",
+        model=_joined(context, full.ranks) if record.part else "",
+    )
+
+
 def _past_the_loop(context: Context, classified: Classified) -> Finding:
-    past, inside, beyond = classified.short, classified.full, classified.there
-    turn = turn_of(context, inside, past, classified.record)
-    where = f", in {named(beyond)}" if beyond else ""
-    are_in = f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}"
-    have = agree(past.ranks, "has", "have")
-    left = f" and {have} left out the rest of the last turn{turn.because}" if turn.begun else ""
-    cause = f"{verb(past.ranks, 'is', 'are')} past the loop{left}{where}, while {are_in}"
-    if turn.more_names:
-        cause = (
-            f"{are_in}, a name that {verb(past.ranks, 'does', 'do')} not have in the loop; they "
-            f"are past it{where}"
-        )
-    return _finding(context, classified, turn.category, cause, turn.remedy, turn.facts)
+    past, inside, record = classified.short, classified.full, classified.record
+    turn = turn_of(context, inside, past, record)
+    return fewer_turns(
+        context,
+        turn,
+        inside,
+        past,
+        record,
+        culprits=classified.culprits,
+        left=True,
+    )
 
 
 def _skipped_backward(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
-from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
+from ddp_notebook.diagnosis.collectives.describe import named, numbered, short_name
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, divergences
-from ddp_notebook.diagnosis.collectives.explain import explain
+from ddp_notebook.diagnosis.collectives.explain import explain, how_to_move
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.model import (
-    Category,
     Collective,
     Finding,
     GroupMade,
@@ -21,15 +21,8 @@ from ddp_notebook.model import (
     by_value,
     format_ranks,
     name_ranks,
-    them,
-    verb,
 )
 
-_SAME_LISTS = (
-    "Call new_group on every rank of the job, members or not, with the same lists in the same "
-    "order."
-)
-_SAME_MESH = "Make the DeviceMesh of the same ranks in the same order and shape on every rank."
 _MOST_SHOWN = 8
 """Groups of a rank in a line of evidence."""
 
@@ -60,27 +53,28 @@ def other_groups(context: Context) -> Iterator[Finding]:
         tests = ((record.rank, context.sources.condition(record)) for record in records)
         on_rank = tuple(rank for rank, test in tests if test is not None and test.on_rank)
         culprits = on_rank if 0 < len(on_rank) < len(there) else culprits
-    gave = []
-    for ranks, _ in sides:
-        made = there[ranks[0]]
-        name = f" ({made.called})" if made.called else ""
-        place = made.path[-1] if made.path else None
-        group = f"{name_ranks(_ranks(context, made.members))}{name}{at_place(place)}"
-        gave.append(f"{verb(ranks, 'makes', 'make')} it of {group}")
+    gave: dict[int, str] = {}
     lists: dict[int, str] = {}  # that a rank gave to new_group, in order
-    for rank in there:
-        groups = [group.members for group in context.reports[rank].groups_made]
+    for maker, made in there.items():
+        name = f" ({made.called})" if made.called else ""
+        gave[maker] = f"{name_ranks(_ranks(context, made.members))}{name}"
+        groups = [group.members for group in context.reports[maker].groups_made]
         shown = [f"[{format_ranks(_ranks(context, group))}]" for group in groups[:_MOST_SHOWN]]
         more = ", …" if len(groups) > _MOST_SHOWN else ""
-        lists[rank] = f"new_group of {', '.join(shown)}{more}"
+        place = at_place(made.path[-1] if made.path else None)
+        lists[maker] = f"`new_group` of {', '.join(shown)}{more}; group {number}{place}"
     mesh = all(made.of_mesh for made in there.values())
-    yield Finding(
-        Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
+    fewest, largest = sides[0][0], sides[-1][0]
+    yield catalogue.finding(
+        "mesh-mismatch.other-meshes" if mesh else "subgroup-misuse.other-lists",
         culprits,
-        f"the ranks make another group {number}: {'; '.join(gave)}",
-        _SAME_MESH if mesh else _SAME_LISTS,
-        tuple(rank for rank in context.reports if rank not in culprits),
-        by_ranks(lists),
+        waiting=tuple(rank for rank in context.reports if rank not in culprits),
+        evidence=by_ranks(lists),
+        number=number,
+        first=fewest,
+        members=gave[fewest[0]],
+        second=largest,
+        others=gave[largest[0]],
     )
 
 
@@ -111,23 +105,18 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     if not elsewhere:
         return
     place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
-    where = at_place(place)
     # Where more ranks left it out than call it, the call is what only some do.
-    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
-    standing = context.standing(elsewhere)
-    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
-    if culprits == elsewhere:
-        cause = (
-            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
-            f"{verb(inside, 'waits', 'wait')} for {them(elsewhere)}; {again(standing, elsewhere)}"
-        )
-    yield Finding(
-        Category.SUBGROUP_MISUSE,
-        culprits,
-        cause,
-        _SAME_LISTS,
-        context.victims,
-        (f"{name_ranks(elsewhere)}: not in new_group",),
+    few = len(elsewhere) <= len(inside)
+    yield catalogue.finding(
+        "subgroup-misuse.not-by-all" if few else "subgroup-misuse.only-by-some",
+        elsewhere if few else inside,
+        waiting=context.victims,
+        evidence=(
+            f"{name_ranks(inside)}: `new_group`{at_place(place)}",
+            context.standing(elsewhere),
+        ),
+        callers=inside,
+        standing=context.briefly(elsewhere),
     )
 
 
@@ -218,16 +207,18 @@ def _one_side_more(context: Context, records: list[Collective]) -> Finding | Non
                 continue
             if {*sequences[record.rank].call_sites}.isdisjoint(there.call_sites):
                 last = there.records[-1]
-                return Finding(
-                    Category.DIVERGENT_CONTROL_FLOW,
+                return catalogue.finding(
+                    "divergent-control-flow.one-side-more",
                     tuple(sorted((record.rank, peer))),
-                    f"rank {record.rank} waits in {named(record)} for rank {peer}, which has "
-                    f"called one less in that group, at "
-                    f"{last.path[-1] if last.path else 'other lines'}; {context.standing((peer,))}",
-                    "Let both sides loop over the same things: send the list of names first, and "
-                    "loop over that on both.",
-                    context.victims,
-                    (f"rank {record.rank}: {numbered(record)}", f"rank {peer}: {numbered(last)}"),
+                    waiting=context.victims,
+                    evidence=(
+                        f"rank {record.rank}: {numbered(record)}",
+                        f"rank {peer}: {numbered(last)}",
+                        context.standing((peer,)),
+                    ),
+                    here=(record.rank,),
+                    call=short_name(record),
+                    peer=(peer,),
                 )
     return None
 
@@ -249,15 +240,17 @@ def _only_some(context: Context, records: list[Collective]) -> Finding | None:
             continue
         condition = context.sources.condition(record, there[0][0], here, (there[0][0].rank,))
         if condition is not None:
-            others = context.standing(tuple(rank for rank in at if rank not in here))
-            return Finding(
-                Category.CONDITIONAL_COLLECTIVE,
+            others = tuple(rank for rank in at if rank not in here)
+            facts = (f"rank {rank}: in {named(at[rank])}" for rank in here)
+            return catalogue.finding(
+                "conditional-collective.called-by-some",
                 here,
-                f"{verb(here, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
-                f"{others}",
-                f"Call {called(record)} on every rank of its group: move it out of the condition.",
-                context.victims,
-                (*(f"rank {rank}: in {named(at[rank])}" for rank in here), condition.line),
+                waiting=context.victims,
+                evidence=(*facts, context.standing(others), condition.line),
+                full=here,
+                call=short_name(record),
+                elsewhere=context.briefly(others),
+                **how_to_move(record, condition),
             )
     return None
 
@@ -291,20 +284,15 @@ def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) ->
             if [*map(call_site, of[record.rank])].count(call_site(record)) < 2
         )
         culprits = new if 0 < len(new) < len(records) else ring
-    what, remedy = "groups used in opposite order", "Use the groups in one order on every rank."
-    category = Category.MISMATCHED_ORDER
-    if all(record.operation == "barrier" for record in records):
-        category, what = Category.BARRIER_MISUSE, "barriers of different groups"
-        remedy = "Give dist.barrier() the same group on every rank."
-    return Finding(
-        category,
+    barriers = all(record.operation == "barrier" for record in records)
+    return catalogue.finding(
+        "barrier-misuse.groups" if barriers else "mismatched-order.groups",
         culprits,
-        f"{what}: {context.standing(ring)}",
-        remedy,
-        context.victims,
-        tuple(
-            f"rank {record.rank} waits in group {record.called or record.group} for "
+        waiting=context.victims,
+        evidence=tuple(
+            f"rank {record.rank} is waiting in group {record.called or record.group} for "
             f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
             for record in records
         ),
+        ring=ring,
     )

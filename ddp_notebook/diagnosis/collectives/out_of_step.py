@@ -8,8 +8,9 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import (
     Alignment,
@@ -18,7 +19,17 @@ from ddp_notebook.diagnosis.collectives.alignment import (
     RankSequence,
     call_site,
 )
-from ddp_notebook.diagnosis.collectives.describe import fact, lacking, named, nothing_after, side
+from ddp_notebook.diagnosis.collectives.describe import (
+    code,
+    fact,
+    function_of,
+    in_call,
+    lacking,
+    named,
+    nothing_after,
+    short_name,
+    side,
+)
 from ddp_notebook.diagnosis.collectives.divergence import (
     Branch,
     Classified,
@@ -29,8 +40,8 @@ from ddp_notebook.diagnosis.collectives.divergence import (
     missing_from,
 )
 from ddp_notebook.diagnosis.collectives.explain import (
-    GROUP_OF_EACH_THREAD,
     explain,
+    fewer_turns,
     left_by_exit,
     threads_of,
     turn_of,
@@ -40,7 +51,6 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import evidence_of, of_each, stands_still, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
-from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -49,17 +59,13 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Phase,
+    Place,
     RankReport,
     Ranks,
     ReplicaCounts,
     Side,
-    agree,
-    counted,
     format_ranks,
-    in_brackets,
     name_ranks,
-    them,
-    verb,
 )
 
 
@@ -77,14 +83,8 @@ def conflicts(context: Context) -> Iterator[Finding]:
     for group in sorted({record.group for record in context.graph.at.values()}):
         ranks, facts = threads_of(context, group)
         if facts:
-            yield Finding(
-                Category.MISMATCHED_ORDER,
-                ranks,
-                f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so "
-                "it is left to chance which collectives meet",
-                GROUP_OF_EACH_THREAD,
-                context.victims,
-                facts,
+            yield catalogue.finding(
+                "mismatched-order.threads", ranks, waiting=context.victims, evidence=facts
             )
 
 
@@ -207,36 +207,39 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     if not (is_same and late and absent <= busy and until_ns):
         return
     others = tuple(rank for rank in records if rank not in late)
-    limit, remedy = "", "Give monitored_barrier a timeout= longer than the slowest rank needs."
+    maker, limit_s = "monitored_barrier", 0.0
     if first.operation != "monitored_barrier":  # which has a timeout of its own
         maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
-        limit = f" of {first.call.limit_s:g} s" if first.call.limit_s else ""
-        remedy = (
-            f"Give {maker} a timeout= longer than the slowest rank needs, or do the slow part "
-            f"before {maker}."
-        )
-    called_it, when = "called", "only after"
-    if absent.intersection(late):
-        called_it, when = verb(late, "has not called", "have not called"), "before"
+        limit_s = first.call.limit_s
     facts = []
     for rank in late:
         own = records.get(rank)
         if own is None:
-            doing = where_busy(context.reports[rank])
-            facts.append(f"rank {rank} has not called it yet: it is busy{doing}")
+            where = where_busy(context.reports[rank])
+            facts.append(
+                catalogue.words("straggler.not-called-in-time.fact", ranks=(rank,), where=where)
+            )
             continue
-        seconds = (own.issued_ns - first.issued_ns) / 1e9
         before = [record for record in context.collectives.of[rank] if record.number < own.number]
-        after = f", and had called {named(before[-1])} before" if before else ""
-        facts.append(f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}")
-    yield Finding(
-        Category.STRAGGLER,
+        facts.append(
+            catalogue.words(
+                "straggler.collective-too-late.fact",
+                ranks=(rank,),
+                late_s=(own.issued_ns - first.issued_ns) / 1e9,
+                first=(first.rank,),
+                before=named(before[-1]) if before else "",
+            )
+        )
+    yield catalogue.finding(
+        "straggler.collective-not-in-time"
+        if absent.intersection(late)
+        else "straggler.collective-too-late",
         late,
-        f"{called_it} {named(first)} {when} {name_ranks(others)} gave it up: the timeout{limit} "
-        "was over",
-        remedy,
-        others,
-        tuple(facts),
+        waiting=others,
+        evidence=(f"{name_ranks((first.rank,))}: {named(first)}", *facts),
+        call=short_name(first),
+        limit_s=limit_s,
+        maker=maker,
     )
 
 
@@ -269,25 +272,30 @@ def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
     ranks = tuple(report.rank for report in reports)
     doings: dict[int, str] = {}
     for e in reports:
-        still = stands_still(e) or not e.path
-        doings[e.rank] = f"busy{where_busy(e) if still else f' at {e.path[-1]}'}"
-    commands: tuple[str, ...] = ()
-    remedy = f"Wait for {them(ranks)}, or interrupt the cell."
+        where = where_busy(e) if not e.path else f" at {e.path[-1]}"
+        doings[e.rank] = f"busy{', but uses no CPU time' if stands_still(e) else where}"
+    evidence = of_each({report.rank: evidence_of(report) for report in reports})
     if reports[0].activity is Activity.HELD:
-        remedy = f"%ddp_step --ranks {format_ranks(ranks)}"
-        doings, commands = dict.fromkeys(ranks, "paused"), (remedy,)
-    doing = f"{agree(ranks, 'it is', 'they are')} {doings[ranks[0]]}"
+        return catalogue.finding(
+            "straggler.paused-before",
+            ranks,
+            waiting=context.case.waiting,
+            evidence=evidence,
+            passing=True,
+            what=what,
+            set_of_ranks=format_ranks(ranks),
+        )
     if len(set(doings.values())) > 1:
-        doing = "; ".join(f"rank {rank} is {own}" for rank, own in doings.items())
-    return Finding(
-        Category.STRAGGLER,
+        evidence = (*(f"rank {rank}: {doing}" for rank, doing in doings.items()), *evidence)
+        doings = {ranks[0]: "busy"}
+    return catalogue.finding(
+        "straggler.not-called-yet",
         ranks,
-        f"{verb(ranks, 'has', 'have')} not called {what} yet: {doing}",
-        remedy,
-        context.case.waiting,
-        of_each({report.rank: evidence_of(report) for report in reports}),
+        waiting=context.case.waiting,
+        evidence=evidence,
         passing=True,
-        commands=commands,
+        what=what,
+        doing=doings[ranks[0]],
     )
 
 
@@ -295,20 +303,16 @@ def _late(context: Context, what: str, reports: list[RankReport]) -> Finding:
 # Rules about ranks that finished too early, or run nothing, while others wait.
 
 
-LEAVE_TOGETHER = (
-    "Let every rank finish before one leaves: dist.barrier() before destroy_process_group()."
-)
-
-
-def group_destroyed(context: Context, ranks: Ranks, waiters: str, evidence: str) -> Finding:
+def group_destroyed(
+    context: Context, ranks: Ranks, ahead: Ranks, record: Collective, evidence: str
+) -> Finding:
     """Make the finding of ranks that left their group while others wait for them in a call."""
-    return Finding(
-        Category.MISSING_DESTROY,
+    return catalogue.finding(
+        "missing-destroy.destroyed",
         ranks,
-        f"{name_ranks(ranks)} destroyed the group, or ended, while {waiters}",
-        LEAVE_TOGETHER,
-        context.victims,
-        (evidence, f"{name_ranks(ranks)}: no process group any more"),
+        waiting=context.victims,
+        evidence=(evidence, catalogue.words("missing-destroy.destroyed.fact", ranks=ranks)),
+        inside=in_call(ahead, short_name(record), context.reports),
     )
 
 
@@ -334,15 +338,15 @@ def stopped_short(context: Context) -> Iterator[Finding]:
         reports = [context.reports[other] for other in absent if other in context.reports]
         idle = [e for e in reports if e.activity is Activity.IDLE and e.run != context.run]
         if ranks := tuple(e.rank for e in idle):
-            does = verb(ranks, "does", "do")
-            yield Finding(
-                Category.MISSING_RANK,
+            yield catalogue.finding(
+                "missing-rank.idle",
                 ranks,
-                f"{does} not run this code; {context.standing(context.graph.stuck)}",
-                "Run it on every rank of the group (%%ddp without --ranks), or use a group of the "
-                "ranks that run it.",
-                context.victims,
-                tuple(f"rank {other} runs nothing" for other in ranks),
+                waiting=context.victims,
+                evidence=(
+                    catalogue.words("missing-rank.idle.fact", ranks=ranks),
+                    context.standing(context.graph.stuck),
+                ),
+                standing=context.briefly(context.graph.stuck),
             )
         if short := tuple(other for other in absent if context.finished(other)):
             yield _stopped(context, short, record)
@@ -395,38 +399,19 @@ def _one_step_less(
     # one call more is the one that had the error.
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
-    are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
-    if turn.more_names:
-        lack = verb(short.ranks, "does not have", "do not have")
-        cause = f"{are} in {named(record)}, a name that {lack}: they have left the loop"
-    elif not turn.is_left_out:
-        cause = f"{have} left the loop; {are} once more in {named(record)}"
-    elif outvoted:
-        cause = (
-            f"{are} once more in {named(record)} than the others, who have finished: it was "
-            f"called again in some iteration{turn.because}"
-        )
-    elif turn.way and turn.way.leaves and not turn.skipped:
-        cause = f"{have} left the loop{turn.because} and finished, while {are} in {named(record)}"
-    else:
-        cause = (
-            f"{have} skipped {named(record)} in some iteration{turn.because} and finished, while "
-            f"{are} there"
-        )
     # If to end earlier is their mistake, it is shown where they parted.
     parts_at = turn.way.place if turn.way and culprits == short.ranks else None
     counts = []
     for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
         sequence = alignment.sequences.get(rank)
         sites = map(call_site, sequence.records if sequence is not None else ())
-        counts.append(f"rank {rank}: {counted([*sites].count(call_site(record)), 'time')} there")
-    return Finding(
-        turn.category,
-        culprits,
-        cause,
-        turn.remedy,
-        context.victims,
-        (fact(full.ranks, record), *counts, *turn.facts),
+        count = [*sites].count(call_site(record))
+        counts.append(catalogue.words("uneven-inputs.left-loop.times", ranks=(rank,), count=count))
+    left = turn.way is not None and turn.way.leaves and not turn.skipped and not outvoted
+    finding = fewer_turns(context, turn, full, short, record, culprits=culprits, left=bool(left))
+    return replace(
+        finding,
+        evidence=(fact(full.ranks, record), *counts, *finding.evidence),
         sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
     )
 
@@ -435,14 +420,13 @@ def _left_early(
     context: Context, short: Ranks, ahead: Ranks, record: Collective, way: tuple[str, ...] = ()
 ) -> Finding:
     """They left with something still to do, on which no condition stands; `way` is an `except`."""
-    waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
     dead = [context.reports[rank] for rank in short if context.reports[rank].end.code is not None]
     if len(dead) == len(short):
         (finding,) = deaths(
             context.case,
             dead,
             context.victims,
-            meanwhile=f" while {waiters}",
+            meanwhile=f" while {in_call(ahead, named(record), context.reports)}",
             facts=(fact(ahead, record),),
         )
         return finding
@@ -450,15 +434,15 @@ def _left_early(
     if by_exit is not None:
         return by_exit
     if all(context.destroyed(rank) for rank in short):
-        return group_destroyed(context, short, waiters, fact(ahead, record))
-    return Finding(
-        Category.EARLY_EXIT,
+        return group_destroyed(context, short, ahead, record, fact(ahead, record))
+    return catalogue.finding(
+        "early-exit.before-call",
         short,
-        f"{verb(short, 'has', 'have')} finished, while {waiters}",
-        "Every rank must take part in every collective: see where the others wait.",
-        context.victims,
-        (fact(ahead, record), nothing_after(short, record.slot - 1), *way),
+        waiting=context.victims,
+        evidence=(fact(ahead, record), nothing_after(short, record.slot - 1), *way),
         sides=(side(ahead, record), side(short, None)),
+        inside=in_call(ahead, short_name(record), context.reports),
+        function=function_of(record),
     )
 
 
@@ -490,38 +474,51 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
             reason = _difference(mine, theirs[mine.key])
             if reason is not None:
                 same.setdefault(reason, {})[e.rank] = tuple(
-                    f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} "
-                    f"of them under no_sync, {c.bypasses} around it, {c.steps} steps"
+                    f"rank {rank}: {c.forwards} forwards through {reason.model}, "
+                    f"{c.no_sync_forwards} of them under `no_sync()`, {c.bypasses} around it, "
+                    f"{c.steps} steps"
                     for rank, c in ((e.rank, mine), (first.rank, theirs[mine.key]))
                 )
                 break
-    no_sync = {reason: of for reason, of in same.items() if reason[0] is Category.NO_SYNC_MISUSE}
-    facts = {rank: lines for of in no_sync.values() for rank, lines in of.items()}
-    others = tuple(sorted(facts))
-    culprits, cause = _whose_no_sync(context, first, waiting, others)
+    at = (f"backward: {first.path[-1]}",) if first.path else ()
+    facts = {r: f for why, of in same.items() if why.category is _NO_SYNC for r, f in of.items()}
+    under = tuple(sorted(facts))
+    culprits = _whose_no_sync(context, waiting, under)
     if culprits:
-        category, _, remedy = next(iter(no_sync))
-        yield Finding(category, culprits, cause, remedy, waiting, facts[others[0]])
+        yield catalogue.finding(
+            "no-sync-misuse.off-some" if culprits == waiting else "no-sync-misuse.either",
+            culprits,
+            waiting=waiting,
+            evidence=(*at, *facts[under[0]]),
+            under=under,
+            reducing=waiting,
+        )
         return
-    for (category, cause, remedy), of in same.items():
+    for why, of in same.items():
         lines = dict.fromkeys(line for lines in of.values() for line in lines)
-        yield Finding(category, tuple(of), cause, remedy, waiting, tuple(lines))
+        place = (f"{why.place}: {why.place.text}",) if why.place is not None else ()
+        yield catalogue.finding(
+            {
+                Category.UNUSED_PARAMS: "unused-params.unready",
+                Category.NO_SYNC_MISUSE: "no-sync-misuse.on-some",
+                Category.DDP_BYPASS: "ddp-bypass.on-some",
+            }[why.category],
+            tuple(of),
+            waiting=waiting,
+            evidence=(*place, *lines),
+            model=why.model,
+            names=why.names,
+        )
 
 
-def _whose_no_sync(
-    context: Context, e: RankReport, waiting: Ranks, under: Ranks
-) -> tuple[Ranks, str]:
-    """Return culprits and cause where not simply those `under` no_sync are wrong; else no rank.
+def _whose_no_sync(context: Context, waiting: Ranks, under: Ranks) -> Ranks:
+    """Return the culprits where not simply those `under` no_sync are wrong; else no rank.
 
     Where most ranks are under it, those that wait reduce in other steps than most. As many ranks
     on both sides leave it open, unless the code, or a step made with gradients of no_sync, tells.
     """
-    at = f" at {e.path[-1]}" if e.path else ""
     if len(under) > len(waiting):
-        return waiting, (
-            f"{verb(waiting, 'reduces', 'reduce')} gradients in a backward{at} that "
-            f"{name_ranks(under)} ran under no_sync"
-        )
+        return waiting
     # A tie is decided where a rank has made a step with gradients that were not reduced: then its
     # no_sync covered one backward too many, and the side that reduces is right.
     stepped = any(
@@ -532,30 +529,30 @@ def _whose_no_sync(
     )
     ranks = tuple(sorted((*waiting, *under)))
     even = len(under) == len(waiting) and not stepped
-    if not even or under == singled_out(context.sources, ("no_sync",), ranks):
-        return (), ""
-    return ranks, (
-        f"differ in a backward{at}: {name_ranks(waiting)} {verb(waiting, 'reduces', 'reduce')} "
-        f"gradients, {name_ranks(under)} {verb(under, 'runs', 'run')} it under no_sync; which of "
-        "them is meant cannot be told"
-    )
+    return ranks if even and under != singled_out(context.sources, ("no_sync",), ranks) else ()
 
 
-_Reason = tuple[Category, str, str]
-"""Why a rank does not reduce what others reduce: the mistake, the cause, the remedy."""
+_NO_SYNC = Category.NO_SYNC_MISUSE
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a rank does not reduce what others reduce."""
+
+    category: Category
+    model: str
+    place: Place | None
+    names: tuple[str, ...] = ()
+    """The parameters without a gradient."""
 
 
 def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
-    title = mine.name or f"the DistributedDataParallel of {mine.type}"
+    model = code(mine.name) if mine.name else f"the DDP model of {code(mine.type)}"
     if mine.unready_steps and not theirs.unready_steps:
-        names = some(mine.unready or ("some parameters",))
-        return (
-            Category.UNUSED_PARAMS,
-            f"{names} of {title} got no gradient there, so a bucket is not reduced that the "
-            f"others reduce{in_brackets(mine.bad_place)}",
-            "Use the parameters on every rank in every step, or give DistributedDataParallel "
-            "find_unused_parameters=True.",
-        )
+        names = [*map(code, mine.unready)] or ["some parameters"]
+        if len(names) > 4:
+            names = [*names[:3], f"{len(names) - 3} more"]
+        return _Reason(Category.UNUSED_PARAMS, model, mine.bad_place, tuple(names))
     # Counters are of this moment, and a rank that is a step behind has less of everything: it is
     # late, and makes no mistake. So each story below needs that it has come as far as the other
     # rank: the backward is begun, after as many forwards, of which fewer are to be reduced.
@@ -563,17 +560,7 @@ def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
     if not fewer or mine.backwards < theirs.backwards:
         return None
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
-        return (
-            Category.NO_SYNC_MISUSE,
-            f"a backward of {title} runs there under no_sync, in which the other ranks "
-            f"reduce{in_brackets(mine.local_place)}",
-            "Enter no_sync on all ranks in the same steps, or on none.",
-        )
+        return _Reason(_NO_SYNC, model, mine.local_place)
     if mine.bypasses > theirs.bypasses and mine.forwards + mine.bypasses >= theirs.forwards:
-        return (
-            Category.DDP_BYPASS,
-            f"the forward there calls the module inside {title}, and the others' call the "
-            f"wrapper{in_brackets(mine.bypass_place)}",
-            "Call the DistributedDataParallel object itself on every rank.",
-        )
+        return _Reason(Category.DDP_BYPASS, model, mine.bypass_place)
     return None

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import permutations
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import lacking, named
+from ddp_notebook.diagnosis.collectives.describe import code, function_of, lacking, named, tensor
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Category, Collective, Finding, Ranks, by_value, name_ranks, verb
+from ddp_notebook.model import Collective, Finding, Ranks, by_value
 
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
-_OR_BATCH = ", or use dist.batch_isend_irecv (isend and irecv)."
 
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     # before anybody receives it, so who waits where is no order of events, and a sender that has
     # gone on may well come to its recv later.
     at, graph = context.graph.at, context.graph
-    rings: dict[tuple[str, str, frozenset[str]], set[int]] = {}
+    rings: dict[tuple[str, frozenset[str]], set[int]] = {}
     in_rings: set[int] = set()
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
     for ring in graph.cycles:
@@ -41,16 +41,17 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             continue
         # Pairs that wait at the same lines for the same reason are one mistake.
         lines = frozenset(str(record.place) for record in records)
-        rings.setdefault((*_why(records), lines), set()).update(ring)
-    for (cause, remedy, _), ranks in rings.items():
+        rings.setdefault((_why(records), lines), set()).update(ring)
+    for (kind, _), ranks in rings.items():
         alike = tuple(sorted(ranks))
-        yield Finding(
-            Category.P2P_MISMATCH,
+        tags = {str(at[rank].tag) for rank in alike if rank in at}
+        yield catalogue.finding(
+            kind,
             alike,
-            f"{cause}: {context.standing(alike)}",
-            remedy,
-            context.victims,
-            tuple(f"rank {rank}, {_message(at[rank])}" for rank in alike if rank in at),
+            waiting=context.victims,
+            evidence=tuple(f"rank {rank}, {_message(at[rank])}" for rank in alike if rank in at),
+            tags=tuple(sorted(tags)),
+            functions=tuple(dict.fromkeys(function_of(at[r]) for r in alike if r in at)),
         )
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
@@ -61,20 +62,16 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def _why(records: Collection[Collective]) -> tuple[str, str]:
-    """Return what the ranks of a ring do, and the remedy; which of them is wrong is not judged."""
-    operations = {record.operation for record in records}
+def _why(records: Collection[Collective]) -> str:
+    """Return the kind of a ring's mistake; which of its ranks is wrong is not judged."""
     if _tags_differ(records):
-        return "the tags differ", "Use one tag= on both sides."
+        return "p2p-mismatch.tags"
     if any(record.api in _ASYNC for record in records):
-        return "no send meets a recv", "Pair every isend with an irecv on its peer."
-    if operations == {"send"}:
-        cause = "each sends first and waits for the other's recv"
-        return cause, f"Let one side receive first{_OR_BATCH}"
-    if operations == {"recv"}:
-        cause = "each receives first and waits for the other's send"
-        return cause, f"Let one side send first{_OR_BATCH}"
-    return "they wait for each other", "Pair every send with a recv before both continue."
+        return "p2p-mismatch.unpaired"
+    operations = {record.operation for record in records}
+    if len(operations) > 1:
+        return "p2p-mismatch.ring"
+    return "p2p-mismatch.send-first" if "send" in operations else "p2p-mismatch.recv-first"
 
 
 def _tags_differ(records: Collection[Collective]) -> bool:
@@ -90,7 +87,7 @@ def _tags_differ(records: Collection[Collective]) -> bool:
 
 def _message(record: Collective) -> str:
     tag = f", tag {record.tag}" if record.is_point_to_point else ""
-    what = f", {record.dtype} {list(record.shape)}" if record.dtype else ""
+    what = f", {tensor(record)}" if record.dtype else ""
     return f"{named(record)}{what}{tag}"
 
 
@@ -106,17 +103,18 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
         for peer in gone
     )
     if left and all(context.destroyed(peer) for peer in gone):
-        waits = f"rank {rank} is in {named(record)}"
-        return group_destroyed(context, gone, waits, f"rank {rank}, {_message(record)}")
+        message = f"rank {rank}, {_message(record)}"
+        return group_destroyed(context, gone, (rank,), record, message)
     if record.peer is None:
         return _unsent(context, record)
-    return Finding(
-        Category.P2P_MISMATCH,
+    return catalogue.finding(
+        "p2p-mismatch.peer-finished",
         gone,
-        f"{verb(gone, 'has', 'have')} finished without {lacking(record)}",
-        f"Pair every {record.operation} with a {lacks} of the same tag on its peer.",
-        context.victims,
-        (f"rank {rank}, {_message(record)}",),
+        waiting=context.victims,
+        evidence=(f"rank {rank}, {_message(record)}",),
+        lacking=lacking(record),
+        operation=code(record.operation),
+        counterpart=code(lacks),
     )
 
 
@@ -132,14 +130,16 @@ def _unsent(context: Context, record: Collective) -> Finding:
         if other != rank
     }
     few = tuple(other for other, count in sent.items() if count < max(sent.values()))
-    counts = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
-    return Finding(
-        Category.P2P_MISMATCH,
+    counts = (
+        catalogue.words("p2p-mismatch.unsent.sent", ranks=who, receiver=(rank,), count=count)
+        for who, count in by_value(sent)
+    )
+    return catalogue.finding(
+        "p2p-mismatch.unsent",
         few or (rank,),
-        f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {counts})",
-        "Have each rank send as many messages as are received, or tell the receiver how many.",
-        context.victims,
-        (f"rank {rank}, {_message(record)}",),
+        waiting=context.victims,
+        evidence=(f"rank {rank}, {_message(record)}", *counts),
+        receiver=(rank,),
     )
 
 
@@ -153,14 +153,14 @@ def unequal_messages(context: Context) -> Iterator[Finding]:
     for sent, received in wait_graph.pairs(context.collectives):
         unequal = sent.dtype != received.dtype or sent.numel > received.numel
         if sent.dtype and received.dtype and unequal:
-            sends, receives = (f"{r.dtype} {list(r.shape)}" for r in (sent, received))
-            yield Finding(
-                Category.P2P_MISMATCH,
+            yield catalogue.finding(
+                "p2p-mismatch.unequal",
                 tuple(sorted({sent.rank, received.rank})),
-                f"rank {sent.rank} sends {sends}, rank {received.rank} receives {receives}: "
-                f"{named(sent)}; {named(received)}",
-                "Receive into a tensor of the shape and dtype that is sent.",
-                context.victims,
-                tuple(f"rank {r.rank}, {_message(r)}" for r in (sent, received)),
+                waiting=context.victims,
+                evidence=tuple(f"rank {r.rank}, {_message(r)}" for r in (sent, received)),
+                sender=(sent.rank,),
+                receiver=(received.rank,),
+                sends=tensor(sent),
+                receives=tensor(received),
             )
             return

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, call_site
 from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
 from ddp_notebook.model import (
-    Category,
     Collective,
     Finding,
     PipelinePart,
@@ -22,13 +23,6 @@ from ddp_notebook.model import (
     ShardedUnit,
     Splits,
     by_value,
-    name_ranks,
-    verb,
-)
-
-_REMEDY = (
-    "Exchange the counts with all_to_all_single after everything that changes them (capacity, "
-    "dropped tokens), and use these very counts as splits on both sides."
 )
 
 
@@ -115,28 +109,28 @@ def _finding(
     first = next(
         (disagreement for disagreement in wrong if disagreement.sender in culprits), wrong[0]
     )
-    place = f" at {record.place}" if record is not None and record.place else ""
     brought = {
         rank: f"sends {list(splits.sends)}, expects {list(splits.receives)}"
         + (f"; announced {list(splits.announced)} before" if splits.announced else "")
         for rank, splits in there.items()
     }
-    return Finding(
-        Category.SPLIT_MISMATCH,
+    return catalogue.finding(
+        "split-mismatch.splits",
         culprits,
-        f"rank {first.sender} sends {first.sends} to rank {first.receiver}, which expects "
-        f"{first.expects}, in all_to_all{place}{why}",
-        _REMEDY,
-        context.victims,
-        by_ranks(brought),
+        waiting=context.victims,
+        evidence=(*by_ranks(brought), *why),
         sides=(side(tuple(there), record),) if record is not None else (),
+        sender=(first.sender,),
+        sends=first.sends,
+        receiver=(first.receiver,),
+        expects=first.expects,
     )
 
 
 def _whose(
     wrong: list[_Disagreement], there: Mapping[int, Splits], members: Ranks
-) -> tuple[Ranks, str]:
-    """The ranks whose numbers are wrong, and the reason; all ranks if unknown."""
+) -> tuple[Ranks, tuple[str, ...]]:
+    """The ranks whose numbers are wrong, and a line that says why; all ranks if unknown."""
     # One number too large is as wrong as the other one is too small, so a pair alone does not tell.
     # In order: what was announced before; all expect what they send; the one that is in every pair
     # that disagrees; the one whose splits are unlike those of the rest.
@@ -153,26 +147,28 @@ def _whose(
                 culprits.add(pair.sender if number == pair.expects else pair.receiver)
                 break
     if culprits:
-        return tuple(sorted(culprits)), ", and announced another number before"
+        ranks = tuple(sorted(culprits))
+        return ranks, (catalogue.words("split-mismatch.splits.announced", ranks=ranks),)
     all_there = len(there) == len(members)
     # No counts were exchanged before where every rank takes its own for what it gets, and all have
     # other ones. That two of them agree is then chance.
     own = all(splits.sends == splits.receives and not splits.announced for splits in there.values())
     lists = {splits.sends for splits in there.values()}
     if own and all_there and len(lists) == len(members) and all(len(set(s)) > 1 for s in lists):
-        return tuple(sorted(there)), ": every rank expects what it sends, counts of its own"
+        return tuple(sorted(there)), (catalogue.words("split-mismatch.splits.own"),)
     pairs = [{disagreement.sender, disagreement.receiver} for disagreement in wrong]
     common = set.intersection(*pairs)
     if len(common) == 1:
-        return tuple(common), ""
+        return tuple(common), ()
     if len(there) > 2 and all_there:
         sends = minority({rank: splits.sends for rank, splits in there.items()})
         receives = minority({rank: splits.receives for rank, splits in there.items()})
         few = {rank for ranks in (sends, receives) if 2 * len(ranks) < len(there) for rank in ranks}
         unlike = few & {rank for pair in pairs for rank in pair}
         if len(unlike) == 1:
-            return tuple(unlike), ", and its splits are unlike the other ranks'"
-    return tuple(sorted(there)), ""
+            ranks = tuple(unlike)
+            return ranks, (catalogue.words("split-mismatch.splits.unlike", ranks=ranks),)
+    return tuple(sorted(there)), ()
 
 
 # -- sharding ----------------------------------------------------------------------------
@@ -191,25 +187,26 @@ def other_wrapping(context: Context) -> Iterator[Finding]:
         for rank, model in of_rank.items():
             units = model.values()
             sizes[rank] = tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units))
-            freed[rank] = tuple(f"{_name(u)} {'is' if u.reshards else 'is not'}" for u in units)
-        for what, values in (
-            ("units and their sizes", sizes),
-            ("freed after forward (reshard_after_forward)", freed),
-        ):
-            if len(set(values.values())) < 2:
-                continue
-            facts = _uncommon(values)
-            sides = sorted(by_value(values), key=lambda side: len(side[0]))
-            said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
-            yield Finding(
-                Category.SHARDING_MISMATCH,
+            freed[rank] = tuple(f"{_name(u)}: {u.reshards}" for u in units)
+        values, resharding = sizes, len(set(sizes.values())) < 2
+        if resharding:
+            values = freed
+        if len(set(values.values())) > 1:
+            yield catalogue.finding(
+                "sharding-mismatch.resharding" if resharding else "sharding-mismatch.units",
                 outvoted(values),
-                f"the ranks shard one model in another way, {what}: {said}",
-                "Call fully_shard on the same modules, with the same arguments, on every rank.",
-                context.victims,
-                by_ranks({rank: f"{what}: {_some(value)}" for rank, value in values.items()}),
+                waiting=context.victims,
+                evidence=by_ranks(_uncommon(values)),
+                **_two_sides(values),
             )
             return
+
+
+def _two_sides(values: Mapping[int, Hashable]) -> dict[str, Any]:
+    """Return the smallest and the largest set of ranks that agree, with their values."""
+    sides = sorted(by_value(values), key=lambda side: len(side[0]))
+    (first, value), (second, other) = sides[0], sides[-1]
+    return {"first": first, "second": second, "value": value, "other": other}
 
 
 def _some(values: tuple[str, ...] | list[str]) -> str:
@@ -238,17 +235,12 @@ def other_frozen(context: Context) -> Iterator[Finding]:
         some = all(any(u.trained for u in units.values()) for units in of_rank.values())
         if not some or len(set(values.values())) < 2:
             continue
-        facts = _uncommon(values)
-        sides = sorted(by_value(facts), key=lambda side: len(side[0]))
-        yield Finding(
-            Category.PARAM_MISMATCH,
+        yield catalogue.finding(
+            "param-mismatch.frozen",
             outvoted(values),
-            "the ranks train other parameters of one model, so they do not reduce the same "
-            f"gradients: {'; '.join(f'{name_ranks(ranks)}: {fact}' for ranks, fact in sides)}",
-            "Freeze and unfreeze (requires_grad) the same parameters on every rank, before "
-            "fully_shard.",
-            context.victims,
-            by_ranks({rank: f"trains {_some(value)}" for rank, value in values.items()}),
+            waiting=context.victims,
+            evidence=by_ranks({r: f"trains {text}" for r, text in _uncommon(values).items()}),
+            **_two_sides(values),
         )
         return
 
@@ -285,22 +277,12 @@ def _models(context: Context) -> Iterator[dict[int, _Model]]:
 
 
 _Pipeline = Mapping[int, PipelinePart]
-
-
 _AGREED = (
-    (
-        "num_stages",
-        "{} stages in all",
-        "Give PipelineStage the same num_stages on every rank.",
-    ),
-    (
-        "micro_batches",
-        "{} micro-batches",
-        "Give the schedule the same n_microbatches on every rank.",
-    ),
-    ("schedule", "schedule {}", "Use one schedule on every rank of the pipeline."),
+    ("num_stages", "schedule-mismatch.num-stages"),
+    ("micro_batches", "schedule-mismatch.micro-batches"),
+    ("schedule", "schedule-mismatch.schedule"),
 )
-"""Fields of `PipelinePart` that are the same on all ranks: how it is shown, and the remedy."""
+"""Fields of `PipelinePart` that are the same on all ranks, with the kind of their mistake."""
 
 
 def other_schedules(context: Context) -> Iterator[Finding]:
@@ -335,21 +317,23 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     part = next(iter(wrong.values()))
     right = sorted(pipeline.keys() - wrong.keys())
     twins = (rank for rank in right if {*pipeline[rank].stages} & {*part.stages})
-    also = next((f", which rank {twin} has too" for twin in twins), "")
+    facts = [
+        catalogue.words(
+            "schedule-mismatch.stage.twin", rank=(twin,), stages=_stages(pipeline[twin].stages)
+        )
+        for twin in list(twins)[:1]
+    ]
     there = set().union(*(p.stages for p in pipeline.values()))
-    lacks = sorted(set(range(part.num_stages)) - there)
-    missing = ""
+    lacks = tuple(sorted(set(range(part.num_stages)) - there))
     if lacks and len(pipeline) == len(part.members):
-        missing = f"; no rank has {_stages(tuple(lacks))}"
-    return Finding(
-        Category.SCHEDULE_MISMATCH,
+        facts.append(catalogue.words("schedule-mismatch.stage.missing", stages=_stages(lacks)))
+    return catalogue.finding(
+        "schedule-mismatch.stage",
         tuple(wrong),
-        f"{verb(tuple(wrong), 'runs', 'run')} {_stages(part.stages)} of the pipeline{also}, where "
-        f"the schedule expects {_stages(part.meant)}{missing}",
-        "Give each rank the stage_index of its own place in the pipeline's group: "
-        "PipelineStage(module, dist.get_rank(group), ...).",
-        context.victims,
-        _evidence(pipeline),
+        waiting=context.victims,
+        evidence=(*_evidence(pipeline), *facts),
+        stages=_stages(part.stages),
+        meant=_stages(part.meant),
     )
 
 
@@ -362,20 +346,17 @@ def _other_numbers(context: Context, pipeline: _Pipeline) -> Finding | None:
     at = context.graph.at
     waiting = [at[rank] for rank in context.graph.stuck if rank in pipeline and rank in at]
     in_messages = any(record.is_point_to_point for record in waiting)
-    for name, what, remedy in _AGREED:
+    for name, kind in _AGREED:
         values: dict[int, Hashable] = {r: getattr(part, name) for r, part in pipeline.items()}
         # In another order the same messages may well meet: then no rank waits in a send or a recv.
         if len(set(values.values())) < 2 or (name == "schedule" and not in_messages):
             continue
-        sides = sorted(by_value(values), key=lambda side: len(side[0]))
-        said = "; ".join(f"{name_ranks(ranks)}: {what.format(value)}" for ranks, value in sides)
-        return Finding(
-            Category.SCHEDULE_MISMATCH,
+        return catalogue.finding(
+            kind,
             outvoted(values),
-            f"the ranks of one pipeline do not agree ({said})",
-            remedy,
-            context.victims,
-            _evidence(pipeline),
+            waiting=context.victims,
+            evidence=_evidence(pipeline),
+            **_two_sides(values),
         )
     return None
 

@@ -53,6 +53,8 @@ class Condition:
     """It says which ranks leave before the line: ``if rank == 1: return``."""
     handles: bool = False
     """It is an `except` that leaves before the line. The code does not say whether it did."""
+    precedes: bool = False
+    """It stands before the line, which who meets it does not reach: ``if rank != 0: return``."""
 
     @property
     def line(self) -> str:
@@ -137,7 +139,13 @@ class Sources:
         found = self._as_condition(place, test.test, test.line, test.shown)
         equals = any(isinstance(node, ast.Eq) for node in ast.walk(test.test))
         leavers = test.leaves and found.on_rank and equals
-        return replace(found, decides=heaviest, names_leavers=leavers, handles=test.handles)
+        return replace(
+            found,
+            decides=heaviest,
+            names_leavers=leavers,
+            handles=test.handles,
+            precedes=test.leaves,
+        )
 
     def any_by_rank(self, names: Collection[str]) -> bool:
         """True when a test of the rank stands before one of these functions, or what calls it."""

@@ -84,7 +84,7 @@ Five things to try
      x = torch.ones(1) * rank
      dist.all_reduce(x)
      x
-  3  %%ddp                          a hang: rank 0 alone calls barrier. It ends by itself,
+  3  %%ddp                          a hang: only rank 0 calls barrier. It ends by itself, 
      if rank == 0:                  with the rank, the line and the remedy; then %ddp_abort
          dist.barrier()
   4  %ddp_fault duplicate-rank      a setup that fails, explained; then %ddp_fault --repair

@@ -147,9 +147,10 @@ class Guard:
                 about = (facts.dtype, facts.shape, facts.reduce_op, facts.root)
                 ours, brought = describe(operation.name, *about), peer.recorded(theirs[at + 1])
                 raise Mismatch(
-                    f"rank {self._rank} brings {ours} to collective {seq_id} of the group, and "
-                    f"rank {peer.rank} brings {brought}. Which rank is wrong: %ddp_why. It was not "
-                    "sent: torch would abort the process, wait forever or compute wrong numbers."
+                    f"Collective {seq_id} does not match: rank {self._rank} called {ours}, rank "
+                    f"{peer.rank} called {brought}. It was blocked before sending; plain PyTorch "
+                    "would crash, hang or return wrong numbers. See which rank is at fault: "
+                    "%ddp_why"
                 )
 
 

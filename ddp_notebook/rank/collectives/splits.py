@@ -181,8 +181,8 @@ class ComparedExchanges(Exchanges):
                 f"rank {other} sends {theirs[0] // row} to rank {me}, which expects {own[1] // row}"
             )
         return (
-            f"in the all_to_all that is collective {splits.slot} of the group {what}. Which rank "
-            "is wrong: %ddp_why. It was not sent: torch would abort the process."
+            f"Collective {splits.slot} (all_to_all) does not match: {what}. It was blocked before "
+            "sending; plain PyTorch would abort the process. See which rank is at fault: %ddp_why"
         )
 
 
