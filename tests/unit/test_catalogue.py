@@ -91,7 +91,7 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
         parts = part or ["title", "fix"]
         used[category, kind].update(parts)
         named = set().union(*(facts_in(templates[each]) for each in parts))
-        other = {"waiting", "evidence", "passing", "sides"} if not part else set()
+        other = {"waiting", "evidence", "passing", "sides", "site"} if not part else set()
         if given is not None and (
             lacks := (named - given - (GIVEN if not part else set())) | (given - named - other)
         ):
