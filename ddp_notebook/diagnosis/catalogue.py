@@ -70,8 +70,8 @@ def finding(
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
     `ranks` and `waiting` are facts of the templates, too. The place `site` ends the title if there
-    is room for it, and else is the first line of evidence. The magics that the fix has in backticks
-    are the commands of the finding.
+    is room for it, and else is the first line of evidence. The line magics that the fix has in
+    backticks are the commands of the finding.
     """
     facts |= {"ranks": ranks, "waiting": waiting}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)
@@ -87,7 +87,7 @@ def finding(
         waiting,
         evidence,
         passing,
-        tuple(re.findall(r"`(%[^`]+)`", fix)),
+        tuple(re.findall(r"`(%(?!%)[^`]+)`", fix)),
         sides,
         titled=True,
     )

@@ -175,7 +175,7 @@ def test_a_rank_that_lost_its_connection_is_no_mystery() -> None:
         ((0,), "failed", "lost its connection: rank 1 died", ()),
         ((1,), "dead", "its process is gone", ()),
         ((2,), "waiting", "in stage broadcast", (0, 1)),
-        ((3,), "paused", "has done its part", ()),
+        ((3,), "paused", "has passed it", ()),
     ]
 
 
