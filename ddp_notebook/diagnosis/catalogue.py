@@ -70,7 +70,7 @@ def finding(
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
     `ranks` and `waiting` are facts of the templates, too. The place `site` ends the title if there
-    is room for it, and else is the first line of evidence. The line magics that the fix has in
+    is room for it, and else is the first line of evidence. The magics that the fix has in
     backticks are the commands of the finding.
     """
     facts |= {"ranks": ranks, "waiting": waiting}
@@ -87,7 +87,7 @@ def finding(
         waiting,
         evidence,
         passing,
-        tuple(re.findall(r"`(%(?!%)[^`]+)`", fix)),
+        tuple(re.findall(r"`(%[^`]+)`", fix)),
         sides,
         titled=True,
     )

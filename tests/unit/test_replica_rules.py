@@ -77,7 +77,7 @@ def test_counting_that_failed_is_said_as_its_checks_are_missing() -> None:
     broken = facts(0, replica(), broken="TypeError: no such thing")
     diagnosis = diagnose_training({0: broken, 1: replace(broken, rank=1)}, Collectives())
     (note,) = diagnosis.notes
-    assert "known in part only: counting failed" in note
+    assert "recorded only in part: counting failed" in note
     assert "(ranks 0-1: TypeError: no such thing)" in note
 
 
