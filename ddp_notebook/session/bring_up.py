@@ -180,7 +180,7 @@ class BringUp:
         lines = deaths(self.record.snapshot)
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
-            lines.append(f"{why}\n  What to do: {finding.remedy}")
+            lines.append(f"{why}\n  Fix: {finding.remedy}")
         return "\n".join(lines or ["Setup did not finish."])
 
     # -- step by step ------------------------------------------------------------------

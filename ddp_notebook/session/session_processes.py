@@ -91,7 +91,7 @@ class StoreProcess(CalledProcess):
         category = Category(answer.category or Category.ENV_INVALID)
         finding = Finding(category, (), answer.cause.rstrip("."), answer.remedy)
         raise SetupFailed(
-            f"{answer.cause}\n  What to do: {answer.remedy}", diagnosis=Diagnosis((finding,))
+            f"{answer.cause}\n  Fix: {answer.remedy}", diagnosis=Diagnosis((finding,))
         )
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def test_an_address_that_cannot_be_is_said(session: Session, address: str, cause
     with pytest.raises(SetupFailed) as caught:
         session.init(InitOptions(world_size=2, device="cpu", master_addr=address))
     assert str(caught.value).startswith(cause)
-    assert "What to do: Leave --master-addr out" in str(caught.value)
+    assert "Fix: Leave --master-addr out" in str(caught.value)
 
 
 def test_a_rank_that_dies_in_setup_is_named_with_its_stage(session: Session) -> None:

@@ -134,7 +134,7 @@ def test_memory_that_runs_out_on_rank_0_is_a_result_and_no_hang(session: Session
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.OOM_ON_ONE_RANK, (0,))
     assert "stage broadcast" in finding.cause
-    assert "MiB more were not to be had" in finding.cause
+    assert "asking for" in finding.cause and "MiB" in finding.cause
     assert finding.waiting == (1, 2)
     session.restart((0,))
     assert still_works(session)
@@ -154,7 +154,7 @@ def test_a_rank_that_dies_in_the_broadcast_is_named(session: Session) -> None:
     assert made.diagnosis is not None
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (1,))
-    assert "died in stage broadcast of %ddp_wrap, killed by SIGKILL" in finding.cause
+    assert "died in stage broadcast of `%ddp_wrap`, killed by SIGKILL" in finding.cause
     session.restart((1, *finding.waiting))
     assert still_works(session)
 

@@ -170,7 +170,7 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     assert "✗ Rank 1 has MASTER_PORT=1" in finding
     assert "[env-mismatch]" in finding
     assert error.startswith("Rank 1 has MASTER_PORT=1, but ")
-    assert "What to do: Set MASTER_PORT on rank 1 to what the launcher gave it." in error
+    assert "Fix: Set MASTER_PORT on rank 1 to what the launcher gave it." in error
     assert "Traceback" not in text
     diagnosis, _ = well(shell, capsys, "%ddp_why")
     assert isinstance(diagnosis, Diagnosis)
@@ -334,7 +334,7 @@ def test_what_cannot_be_wrapped_says_why(ranks_up: Any, capsys: Capture) -> None
     well(ranks_up, capsys, "%%ddp --ranks 1\nodd = torch.nn.Linear(4, 3)")
     shown = well(ranks_up, capsys, "%ddp_wrap odd")[1]
     assert "odd: stage 1/4, parameters-verified, was not passed" in shown
-    assert "What to do: Make odd on rank 1 as on ranks 0,2" in shown
+    assert "Fix: Make `odd` on rank 1 as it is on ranks 0,2" in shown
 
 
 def test_the_doctor_asks_the_ranks(ranks_up: Any, capsys: Capture) -> None:

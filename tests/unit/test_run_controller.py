@@ -164,7 +164,7 @@ def test_a_run_that_is_stuck_is_released_with_its_ranks_and_waited_for_again(
     setting.run.patient = False
     result = setting.see_through()
     assert isinstance(result.error, Stuck)
-    assert "What to do: Start it." in str(result.error)
+    assert "Fix: Start it." in str(result.error)
     assert (result.diagnosis, result.pending) == (diagnosis, BOTH)
     assert setting.run.state is RunState.STUCK
 

@@ -76,7 +76,7 @@ def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path
         error_remedy="Start it.",
     )
     cluster.answers["report"] = {1: failed}
-    with pytest.raises(SetupFailed, match=r"Rank 1: (?s:.*)What to do: Start it\.") as caught:
+    with pytest.raises(SetupFailed, match=r"Rank 1: (?s:.*)Fix: Start it\.") as caught:
         session.set_up(processes.options)
     assert caught.value.board is not None
     assert not session.ready

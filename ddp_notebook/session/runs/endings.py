@@ -172,6 +172,6 @@ def stuck(diagnosis: Diagnosis) -> Stuck:
     """Return the error of a run whose ranks no longer make progress."""
     lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
-        lines.append(f"What to do: {diagnosis.findings[0].remedy}")
+        lines.append(f"Fix: {diagnosis.findings[0].remedy}")
     lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
     return Stuck("\n".join(lines), diagnosis)

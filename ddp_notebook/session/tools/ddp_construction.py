@@ -225,7 +225,7 @@ class Wrap:
         self._keep(found)
         self._details.append(self.diagnosis.headline)
         for finding in stop.findings:
-            self._details += [*finding.evidence, f"What to do: {finding.remedy}"]
+            self._details += [*finding.evidence, f"Fix: {finding.remedy}"]
         title = f"{self.name}: {construction.place(stage)}, was not passed"
         return self._tabled(title, stage, stop.rows, f"%ddp_wrap {self.name}")
 
