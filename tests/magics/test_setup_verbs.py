@@ -266,8 +266,8 @@ def test_a_script_whose_set_up_hangs_ends_the_cell_and_ranks_are_freed(
 ) -> None:
     text = raised(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
     assert "[duplicate-rank]" in text
-    assert "\nStuck: no rank makes progress. " in text and text.count("both have RANK=0") == 1
-    assert text.endswith("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    assert "\nHang: no rank can continue. " in text and text.count("both have RANK=0") == 1
+    assert text.endswith("Ranks left blocked for inspection (%ddp_why). Unblock: %ddp_abort")
     diagnosis, _ = well(ranks_up, capsys, "%ddp_why")
     assert diagnosis.findings[0].category is Category.DUPLICATE_RANK
     board, _ = well(ranks_up, capsys, "%ddp_abort")

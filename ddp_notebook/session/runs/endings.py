@@ -104,7 +104,7 @@ def failure(events: RunEvents) -> CellFailed | None:
     if not events.script and any(end.ename == "SystemExit" for end in ends):
         about_exit = (
             " exit() ends the cell on a rank, not the rank: its process and its variables "
-            "are still there. To end the ranks: %ddp_shutdown"
+            "stay. To end the ranks: %ddp_shutdown"
         )
     return CellFailed(said(brief=False), tuple(sorted(bad)), said(brief=True))
 
@@ -173,5 +173,5 @@ def stuck(diagnosis: Diagnosis) -> Stuck:
     lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
         lines.append(f"Fix: {diagnosis.findings[0].remedy}")
-    lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    lines.append("Ranks left blocked for inspection (%ddp_why). Unblock: %ddp_abort")
     return Stuck("\n".join(lines), diagnosis)

@@ -255,7 +255,7 @@ class RunRegistry:
         if detached is not None:
             return detached
         if any(run.state.claimed for run in self.all):
-            raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
+            raise UsageMistake("Another thread is waiting for it already. Show stacks: %ddp_where")
         if self.detached is not None and self.all[-1:] == [self.detached]:
             return self.detached  # the last run: its result again
         raise UsageMistake(
