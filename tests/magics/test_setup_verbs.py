@@ -304,7 +304,7 @@ def test_a_model_is_wrapped_at_once_or_step_by_step(ranks_up: Any, capsys: Captu
     assert places(table) == [("reducer", "done", ())]
     for number, stage in enumerate(("parameters-verified", "broadcast", "buckets", "reducer"), 1):
         assert f"── stage {number}/4, {stage} ──" in shown
-    assert "No step was made with net yet." in well(ranks_up, capsys, "%ddp_wrap net")[1]
+    assert "net has not run a step yet." in well(ranks_up, capsys, "%ddp_wrap net")[1]
     well(ranks_up, capsys, "%%ddp\nnet(torch.ones(1, 4)).sum().backward()")
     shown = well(ranks_up, capsys, "%ddp_wrap net --buckets")[1]
     assert "Gradients became ready in this order (ranks 0-2 alike):" in shown

@@ -69,7 +69,7 @@ def detach(kernel: Kernel, cell: str, first_line: str) -> Region:
     """Run a cell that is detached; the region that shows it from then on."""
     reply = kernel.run_well(cell)
     assert first_line in reply.text
-    assert "the notebook is free" in reply.text and "%ddp_wait" in reply.text
+    assert "in the background" in reply.text and "%ddp_wait" in reply.text
     return region_of(reply)
 
 
@@ -222,7 +222,7 @@ def test_a_script_is_held_stepped_and_detached(
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out
     assert shell.run_cell(f"%ddp_run --detach {path} --epochs 2").success
-    assert "job.py runs on ranks 0-1, and the notebook is free." in capsys.readouterr().out
+    assert "job.py is running on ranks 0-1 in the background." in capsys.readouterr().out
     assert shell.run_cell("%ddp_wait").success
     shown = capsys.readouterr().out
     assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")

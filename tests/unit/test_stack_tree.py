@@ -185,7 +185,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         [
             RankStack(0, IDLE),
             RankStack(1, Doing(Activity.DEAD, text="killed by SIGKILL")),
-            RankStack(2, Doing(Activity.SILENT, text="when last heard: cell 3, line 2")),
+            RankStack(2, Doing(Activity.SILENT, text="last seen: cell 3, line 2")),
             RankStack(3, IDLE),
             RankStack(4, Doing(Activity.FAILED, text="KeyError: 'x'")),
             RankStack(5, Doing(Activity.HELD, text="store")),
@@ -198,7 +198,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         rank 4  idle since it failed: KeyError: 'x'
         ranks 0,3  idle
         rank 1  dead: killed by SIGKILL
-        rank 2  does not answer: when last heard: cell 3, line 2
+        rank 2  does not answer: last seen: cell 3, line 2
         rank 5  paused before store
         rank 6  waiting in rendezvous (waits for rank 5 to join)"""
     )

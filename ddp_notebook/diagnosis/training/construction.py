@@ -373,12 +373,12 @@ def what_changed(synced: Mapping[int, Synced], model: Fingerprint) -> dict[int, 
 def plan_lines(plan: BucketPlan) -> tuple[str, ...]:
     """The buckets before any gradient was seen."""
     first, others = plan.limits_bytes
-    limits = f"a bucket is closed when it has {format_bytes(others)}"
-    limits += f", the first one when it has {format_bytes(first)}" if first != others else ""
+    limits = f"a bucket is full at {format_bytes(others)}"
+    limits += f", the first one at {format_bytes(first)}" if first != others else ""
     if plan.later is None:
         return (f"Buckets ({limits}; DDP keeps them):", *bucket_lines(plan.first))
     return (
-        "In the first step, as the order of gradients is not known yet:",
+        "In the first step (the order of gradients is not known yet):",
         *bucket_lines(plan.first),
         f"From the second step on, if gradients come in reverse order ({limits}):",
         *bucket_lines(plan.later),
@@ -402,10 +402,10 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     """Return what DDP learnt from the steps so far: the order of gradients, and the buckets."""
     first = known[min(known)]
     if not first.order:
-        before = "No step was made" if not first.steps else "No backward was run"
+        lacks = "step" if not first.steps else "backward"
         return (
-            f"{before} with {name} yet. DDP makes its buckets again when the second step begins, "
-            "in the order in which the gradients of the first became ready.",
+            f"{name} has not run a {lacks} yet. DDP rebuilds its buckets when the second step "
+            "begins, in the order in which gradients became ready in the first.",
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )
     order = [*first.order]
@@ -415,15 +415,18 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     lines = [f"Gradients became ready in this order ({_orders(known)}):"]
     lines += [f"  {place:<4}  {each}" for place, each in enumerate(order, 1)]
     lines += [
-        f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
+        f"No gradient for {some(idle)} on {name_ranks(ranks)}."
         for ranks, idle in by_value({rank: reduction.idle for rank, reduction in known.items()})
         if idle
     ]
     if first.buckets is None:
-        return (*lines, "This torch does not tell which buckets DDP makes of it.")
-    title = "DDP will make these buckets of it when the next step begins:"
+        return (
+            *lines,
+            "This version of torch does not show which buckets DDP makes of this order.",
+        )
+    title = "DDP will build these buckets from it when the next step begins:"
     if first.rebuilt:
-        title = "The buckets that DDP made of rank 0's first order when the second step began:"
+        title = "The buckets that DDP built from rank 0's first order when the second step began:"
     elif first.keeps:
         title = "With find_unused_parameters DDP keeps the buckets that it began with:"
     return (*lines, title, *bucket_lines(first.buckets))
@@ -435,4 +438,6 @@ def _orders(known: Mapping[int, Reduction]) -> str:
     if not votes.others:
         return f"{name_ranks(right)} alike" if len(right) > 1 else name_ranks(right)
     others = tuple(sorted(rank for rank in known if known[rank].order != known[min(known)].order))
-    return f"on rank {min(known)}, whose order all ranks take; another on {name_ranks(others)}"
+    return (
+        f"on rank {min(known)}, whose order all ranks use; a different one on {name_ranks(others)}"
+    )
