@@ -275,7 +275,7 @@ class Tabs {
       make("div", { class: `ddpb-about${answer.ok ? "" : " ddpb-bad"}` },
         make("code", {}, answer.magic), answer.ok ? "" : make("b", {}, "did not work"),
         make("span", {}, [answer.of, answer.at].filter(Boolean).join(" · ")),
-        answer.old && make("span", { class: "ddpb-category" }, "old: another run has begun since"),
+        answer.old && make("span", { class: "ddpb-category" }, "outdated: a newer run has started"),
         copyButton(answer.text, "the answer"),
         small({ "aria-label": `Close ${labelOf(answer.magic)}`, onclick: () => this.close(answer.number) }, "× Close")),
       make("pre", { class: answer.old ? "ddpb-old" : "" }, answer.text),
