@@ -127,7 +127,9 @@ def test_without_a_step_it_is_said_that_none_was_made() -> None:
     lines = reduction_lines({0: Reduction(0, (), None, False)}, "net")
     assert lines[0].startswith("net has not run a step yet.")
     assert lines[1].endswith("%ddp_wrap net --buckets")
-    assert reduction_lines({0: Reduction(1, (), None, False)})[0].startswith("model has not run a backward yet")
+    assert reduction_lines({0: Reduction(1, (), None, False)})[0].startswith(
+        "model has not run a backward yet"
+    )
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
             continue
         if model.diverged:
             loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
-            yield from _loaded(model, "", loads, model.diverged)
+            yield from _loaded(model, model.title, loads, model.diverged)
         for every in optimizers(context.facts).values():
             of = model.ranks_of(every)
             if set(of) != set(model.of) or any(model.key not in e.replicas for e in of.values()):
@@ -370,7 +370,7 @@ def _all_is_reduced(model: Model) -> bool:
 
 def _loaded(
     model: Model,
-    optimizer: str,
+    title: str,
     loads: Mapping[int, tuple[int, Place | None]],
     names: tuple[str, ...],
 ) -> Iterator[Finding]:
@@ -383,12 +383,12 @@ def _loaded(
     ranks = outvoted({rank: rank in loaded for rank in loads})
     calls = {rank: f"{counted(n, 'call')} of load_state_dict" for rank, (n, _) in loads.items()}
     yield catalogue.finding(
-        "checkpoint-misuse.optimizer" if optimizer else "checkpoint-misuse.model",
+        "checkpoint-misuse.not-on-all",
         others if 0 in loaded and len(loads) > 2 else ranks,
         evidence=(*by_ranks(calls), f"differ between {name_ranks(model.of)}: {some(names)}"),
         loaded=loaded,
         others=others,
-        what=optimizer or model.title,
+        what=title,
         site=loads[loaded[0]][1],
     )
 

@@ -177,18 +177,17 @@ def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     """Describe a stall that no rule explains; `facts` are what each rank does."""
     if broken := _broken(case):
         ranks, process = tuple(e.rank for e in broken), broken[0].process
+        reason = process.program or process.cannot_answer
         return catalogue.finding(
             "undecided.other-program" if process.program else "undecided.cannot-answer",
             ranks,
             waiting=case.waiting,
-            evidence=(*filter(None, [process.cannot_answer]), *facts),
+            evidence=(reason, *facts),
             set_of_ranks=format_ranks(ranks),
-            reason=cut(process.program or process.cannot_answer, _LONGEST_REASON),
+            reason=cut(reason, _LONGEST_REASON),
         )
     ranks = case.where(Activity.SILENT)
     unreachable = any(e.process.unreachable for e in case.ranks if e.rank in ranks)
-    if ranks and not unreachable:
-        facts = (catalogue.words("undecided.silent.fact", ranks=ranks), *facts)
     return catalogue.finding(
         "undecided.unreachable"
         if unreachable
