@@ -164,7 +164,7 @@ def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
             f"{format_ranks(begun)}"
         )
     if late := set(events.pending) - events.started:
-        lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
+        lines.append(f"{verb(late, 'has', 'have')} not begun it yet, and will be stopped then")
     return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", events.pending)
 
 
