@@ -77,7 +77,9 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    region = detach(kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "runs on ranks 0-1")
+    region = detach(
+        kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "is running on ranks 0-1"
+    )
     assert "begun" in updates(kernel, region, "begun")
     assert kernel.ask("1 + 1") == 2
     reply = kernel.run("%%ddp\nx = 1")
@@ -92,7 +94,7 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
 def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
     kernel: Kernel,
 ) -> None:
-    region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0-1")
+    region = detach(kernel, f"%%ddp --detach\n{HANG}", "is running on ranks 0-1")
     shown = updates(kernel, region, "fix:")
     assert "all_reduce" in shown
     assert "rank 1" in kernel.run_well("%ddp_why").text
@@ -131,7 +133,7 @@ def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kern
 
 
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
-    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0-1")
+    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "is running on ranks 0-1")
     message = kernel.send("%ddp_wait")
     kernel.wait_for_text(message, "running")
     kernel.manager.interrupt_kernel()
@@ -183,12 +185,17 @@ if rank == 1:
 @pytest.mark.parametrize(
     ("cell", "headline", "doing", "note"),
     [
-        (HANG, "rank 1 finished; rank 0 waiting", "all_reduce of", "• Rank 0 waits for rank 1"),
+        (
+            HANG,
+            "rank 1 finished; rank 0 waiting",
+            "all_reduce of",
+            "• Rank 0 is waiting for rank 1",
+        ),
         (
             STORE,
             "rank 0 finished; rank 1 waiting",
             "waits for the store's key 'never/set'",
-            "• Rank 1 waits: ",
+            "• Rank 1 is waiting",
         ),
     ],
 )
