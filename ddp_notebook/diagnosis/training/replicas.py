@@ -260,7 +260,10 @@ def evaluated_together(model: Model) -> list[dict[int, EvaluationFacts]]:
 def named(names: Iterable[str], most: int = 3) -> tuple[str, ...]:
     """Return the first of some names as code, and how many more there are, for a title."""
     found = [f"`{name}`" for name in names]
-    if len(found) > most + 1 or sum(map(len, found)) > _LONGEST_NAMES:
-        most = most if sum(map(len, found[:most])) <= _LONGEST_NAMES else 1
-        found[most:] = [f"{len(found) - most} more"] if len(found) > most else []
-    return tuple(found)
+    shown = most if len(found) > most + 1 else len(found)
+    while True:
+        rest = [f"{len(found) - shown} more"] if shown < len(found) else []
+        some_of = (*found[:shown], *rest)
+        if shown <= 1 or len(", ".join(some_of)) <= _LONGEST_NAMES:
+            return some_of
+        shown -= 1
