@@ -228,7 +228,7 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
             seen.culprits,
             evidence=by_ranks(
                 {rank: seen.by_rank[rank] for rank in seen.culprits},
-                lambda e: f"{e.pending_steps} of {e.steps} steps",
+                lambda e: f"gradient sync was off in {e.pending_steps} of {e.steps} steps",
             ),
             optimizer=seen.culprit.type,
             site=seen.culprit.pending_place,

@@ -415,7 +415,7 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
             else "replica-divergence.drift",
             ranks,
             evidence=(
-                *model.counts(model.of, lambda e: f"{e.steps} steps"),
+                *model.counts(model.of, lambda e: counted(e.steps, "step")),
                 *model.apart,
                 *(
                     f"the optimizer's state differs, too: {some(other)}"
