@@ -282,7 +282,7 @@ def test_a_rank_whose_process_became_another_program_is_told_as_that_and_soon(ra
     )
     (finding,) = found.findings
     assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (1,), (0, 2))
-    assert "Rank 1 runs another program now, as after `os.exec`: sleep 60" in finding.sentence
+    assert "its process runs another program now, as after os.exec: sleep 60" in finding.sentence
     assert finding.commands == ("%ddp_restart --ranks 1",)
     assert time.monotonic() - began_s < scaled_for_load(10)
     ranks.restart((1,))

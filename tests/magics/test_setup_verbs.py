@@ -267,7 +267,7 @@ def test_a_script_whose_set_up_hangs_ends_the_cell_and_ranks_are_freed(
     text = raised(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
     assert "[duplicate-rank]" in text
     assert "\nHang: no rank can continue. " in text and text.count("both have RANK=0") == 1
-    assert text.endswith("Ranks left blocked for inspection (%ddp_why). Unblock: %ddp_abort")
+    assert text.endswith("Look closer: %ddp_why. Free them: %ddp_abort (variables stay)")
     diagnosis, _ = well(ranks_up, capsys, "%ddp_why")
     assert diagnosis.findings[0].category is Category.DUPLICATE_RANK
     board, _ = well(ranks_up, capsys, "%ddp_abort")

@@ -173,5 +173,7 @@ def stuck(diagnosis: Diagnosis) -> Stuck:
     lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
         lines.append(f"Fix: {diagnosis.findings[0].remedy}")
-    lines.append("Ranks left blocked for inspection (%ddp_why). Unblock: %ddp_abort")
+    lines.append(
+        "The ranks stay as they are. Look closer: %ddp_why. Free them: %ddp_abort (variables stay)"
+    )
     return Stuck("\n".join(lines), diagnosis)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddp_notebook.diagnosis import catalogue, diagnose_run, progress
+from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.diagnosis.collectives.wait_graph import wait_graph
 from ddp_notebook.model import (
     Activity,
@@ -15,8 +15,9 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     RankReport,
-    cut,
+    agree,
     format_ranks,
+    them,
 )
 
 LOOK_AFTER_S = 0.6
@@ -170,34 +171,45 @@ def _broken(case: Case) -> tuple[RankReport, ...]:
     return tuple(e for e in silent if e.process.cannot_answer or e.process.program)
 
 
-_LONGEST_REASON = 40
-
-
 def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     """Describe a stall that no rule explains; `facts` are what each rank does."""
-    if broken := _broken(case):
-        ranks, process = tuple(e.rank for e in broken), broken[0].process
-        reason = process.program or process.cannot_answer
-        return catalogue.finding(
-            "undecided.other-program" if process.program else "undecided.cannot-answer",
-            ranks,
-            waiting=case.waiting,
-            evidence=(reason, *facts),
-            set_of_ranks=format_ranks(ranks),
-            reason=cut(reason, _LONGEST_REASON),
-        )
     ranks = case.where(Activity.SILENT)
-    unreachable = any(e.process.unreachable for e in case.ranks if e.rank in ranks)
-    return catalogue.finding(
-        "undecided.unreachable"
-        if unreachable
-        else "undecided.silent"
-        if ranks
-        else "undecided.no-progress",
+    command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
+    if broken := _broken(case):
+        ranks = tuple(e.rank for e in broken)
+        if program := broken[0].process.program:
+            their = agree(ranks, "its process runs", "their processes run")
+            why = f"{their} another program now, as after os.exec: {program}"
+        else:
+            why = (
+                f"cannot answer ({broken[0].process.cannot_answer}) and "
+                f"{agree(ranks, 'uses', 'use')} no CPU: {agree(ranks, 'its', 'their')} code has "
+                "replaced something that Python or torch needs"
+            )
+        command = f"%ddp_restart --ranks {format_ranks(ranks)}"
+        way = f"give {them(ranks)} a new process with {command}, or keep waiting"
+    elif any(e.process.unreachable for e in case.ranks if e.rank in ranks):
+        why = (
+            f"cannot be asked, as {agree(ranks, 'its socket was', 'their sockets were')} removed, "
+            f"and {agree(ranks, 'uses', 'use')} no CPU for {UNDECIDED_AFTER_S:.0f} s"
+        )
+    elif ranks:
+        why = (
+            f"{agree(ranks, 'answers', 'answer')} nothing and {agree(ranks, 'uses', 'use')} no "
+            f"CPU for {UNDECIDED_AFTER_S:.0f} s: "
+            f"{agree(ranks, 'it waits', 'they wait')} in native code that holds Python's lock, or "
+            f"{agree(ranks, 'its', 'their')} code has replaced what answers need"
+        )
+    else:
+        why = f"nothing has moved for {still_s:.0f} s, and no rule says why"
+    return Finding(
+        Category.UNDECIDED,
         ranks,
-        waiting=case.waiting,
-        evidence=facts,
-        seconds=f"{UNDECIDED_AFTER_S if ranks else still_s:.0f}",
+        why,
+        f"See what each rank does, {way}.",
+        case.waiting,
+        facts,
+        commands=(command,),
     )
 
 
