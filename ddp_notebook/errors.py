@@ -113,7 +113,7 @@ class Stuck(DDPError):
     def _render_traceback_(self) -> list[str]:
         if not self.shown:
             return super()._render_traceback_()
-        return [f"Stuck: no rank makes progress. {str(self).splitlines()[-1]}"]
+        return [f"Hang: no rank can continue. {str(self).splitlines()[-1]}"]
 
 
 class CellInterrupted(DDPError):

@@ -69,7 +69,7 @@ _COLUMNS = (
     Column("ranks", names_row=True, rank_set=True),
     Column("state"),
     Column("doing", fills=True),
-    Column("heard"),
+    Column("last seen"),
 )
 _DRAWN = Column("last collectives", always=True)
 _WIDE_CELL = '<div style="width: 26em; max-width: 40vw; white-space: normal">'

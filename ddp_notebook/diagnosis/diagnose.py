@@ -17,7 +17,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis import failures, files
+from ddp_notebook.diagnosis import catalogue, failures, files
 from ddp_notebook.diagnosis.collectives import exits, groups, out_of_step, p2p, split_models
 from ddp_notebook.diagnosis.collectives.describe import with_purposes
 from ddp_notebook.diagnosis.collectives.meshes import mesh_of
@@ -37,7 +37,6 @@ from ddp_notebook.model import (
     Finding,
     RunFacts,
     cut,
-    name_ranks,
     said_by,
 )
 
@@ -256,10 +255,7 @@ def diagnose_training(
     if not all(facts[rank].collectives for rank in (*broken, *unrecorded)):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken:
-        notes.append(
-            "The training of this run is known in part only: counting failed, and stops until the "
-            f"ranks restart ({said_by(broken)}): please report this."
-        )
+        notes.append(catalogue.words("remarks.note.training-unknown", errors=said_by(broken)))
     notes += _unrecorded(unrecorded)
     return Diagnosis(tuple(findings), None, len(facts), notes=tuple(notes))
 
@@ -288,9 +284,12 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
                 where = extract_tb(error.__traceback__)[-1]
                 text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
                 notes.append(
-                    f"The rule {rule.__name__} failed on this record, so what it looks for is not "
-                    f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report "
-                    "this."
+                    catalogue.words(
+                        "remarks.note.rule-failed",
+                        rule=rule.__name__,
+                        error=text,
+                        where=f"{Path(where.filename).name}:{where.lineno}",
+                    )
                 )
             for finding in findings:
                 if finding.passing:
@@ -353,11 +352,8 @@ def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Dia
 
 
 def _unrecorded(why: Mapping[int, str]) -> list[str]:
-    """Says which ranks' collectives are not recorded; `why` has the reason of each, or nothing."""
+    """Return which ranks' collectives are not recorded; `why` has each one's reason, if any."""
     known = {rank: cut(text, _LONGEST_ERROR) for rank, text in why.items() if text}
     if not known:
         return []
-    return [
-        f"Collectives of {name_ranks(known)} are not recorded ({said_by(known)}), so it is not "
-        "known whether they match. A process that starts once that is changed records them."
-    ]
+    return [catalogue.words("remarks.note.unrecorded", unrecorded=tuple(known), why=said_by(known))]

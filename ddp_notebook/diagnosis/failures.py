@@ -19,11 +19,11 @@ from ddp_notebook.model import (
     by_value,
     cut,
     name_ranks,
-    verb,
 )
 
 UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
+_SHOWN_FROM_S = 3.0
 
 
 def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
@@ -174,16 +174,24 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
 def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks) -> str:
     """Why no findings prove nothing: ranks wait, failed, or are in `title`; empty for proof."""
     waiting, silent = case.where(Activity.WAITING), case.where(Activity.SILENT)
-    if waiting or silent:
+    if waiting:
         longest_s = max((waited_s.get(rank, 0.0) for rank in waiting), default=0.0)
-        long = f" for {longest_s:.1f} s" if longest_s else ""
-        waits = f"{verb(waiting, 'is', 'are')} waiting{long}" if waiting else ""
-        no_answer = verb(silent, "does not answer", "do not answer") if silent else ""
-        return f"No problem found so far: {'; '.join(filter(None, (waits, no_answer)))}."
+        return catalogue.words(
+            "remarks.unsure.waiting",
+            waiting=waiting,
+            silent=silent,
+            seconds=f"{longest_s:.1f}" if longest_s else "",
+        )
+    if silent:
+        return catalogue.words("remarks.unsure.silent", silent=silent)
     if pending:
         least_s = min(waited_s.get(rank, 0.0) for rank in pending)
-        long = f", on the same line for {least_s:.0f} s" if least_s >= 3 else ""
-        return f"No problem found so far: {verb(pending, 'is', 'are')} still in {title}{long}."
+        return catalogue.words(
+            "remarks.unsure.running",
+            pending=pending,
+            title=title,
+            seconds=f"{least_s:.0f}" if least_s >= _SHOWN_FROM_S else "",
+        )
     return _failed(case)
 
 
@@ -195,9 +203,7 @@ def _failed(case: Case) -> str:
     failed = tuple(e.rank for e in ended if e.rank not in stopped)
     if stopped and not failed:
         return _interrupted(stopped)
-    return (
-        f"{name_ranks(failed).capitalize()} failed, and the cause is not known." if failed else ""
-    )
+    return catalogue.words("remarks.unsure.failed", failed=failed) if failed else ""
 
 
 def interrupted(ends: Iterable[CellFinished]) -> str:
@@ -230,4 +236,4 @@ def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | N
 
 
 def _interrupted(ranks: Ranks) -> str:
-    return f"No problem was found before {verb(ranks, 'was', 'were')} interrupted."
+    return catalogue.words("remarks.unsure.interrupted", stopped=ranks)

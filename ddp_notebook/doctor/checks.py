@@ -551,7 +551,7 @@ def check_cores(cores: int, world_size: int, omp_num_threads: str | None) -> Che
     if world_size > cores:
         return Check.warning(
             name,
-            f"{world_size} ranks share {cores}: fine for learning, but timings say little",
+            f"{world_size} ranks share {cores}: fine for learning, but timings are not meaningful",
             f"For timings: -n {cores}",
         )
     first = (omp_num_threads or "").partition(",")[0].strip()  # OpenMP allows a list

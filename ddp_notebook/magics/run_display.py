@@ -180,9 +180,9 @@ class RunDisplay:
         begin(runs.append)
         run, ended = runs[0], runs[0].ended
         self._output.say(
-            f"{run.heading} runs on {name_ranks(run.ranks)}, and the notebook is free. "
+            f"{run.heading} is running on {name_ranks(run.ranks)} in the background. "
             "Wait for it: %ddp_wait\n"
-            "Look at it: %ddp_where, %ddp_why, %ddp_output. End it: %ddp_abort"
+            "Inspect it: %ddp_where, %ddp_why, %ddp_output. Stop it: %ddp_abort"
         )
         if self._output.is_live:
             live = LiveRun(
@@ -376,31 +376,29 @@ class LiveRun:
             return self._final()
         # The widget is made only for a run that lasts: making one takes longer than a short cell.
         if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
-            self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
+            self._line = self._lines.make(_standing(run, f"{run.heading} is running"), run.began_s)
             self._has_line = self._line is not None
             if self._line is not None:
-                began = f"{run.heading} began at {_since(run)}."
-                self._words = self._line.words(f"{began} This was saved before it ended.")
+                began = f"{run.heading} has been running since {_since(run)}."
+                self._words = self._line.words(f"{began} Saved while it was running.")
                 # The line takes the place of the region, and the output continues below it: front
                 # ends cannot insert an output above one that exists.
-                bundle = self._line.bundle(f"{began} Where it is: %ddp_where")
+                bundle = self._line.bundle(f"{began} Show stacks: %ddp_where")
                 self._show_line = self.region.give_up_place(bundle)
         if self._line is not None:
-            self._line.look(_standing(run, f"{run.heading} runs"))
+            self._line.look(_standing(run, f"{run.heading} is running"))
             bundle = live_bundle(run.events.live_groups(), "")
             return {**bundle, "text/html": self._words + bundle["text/html"]}
         stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
         return live_bundle(
-            run.events.live_groups(), _standing(run, f"began at {_since(run)}") + stop
+            run.events.live_groups(), _standing(run, f"running since {_since(run)}") + stop
         )
 
     def _end_line(self, how: str) -> None:
         if self._line is not None:
             self._show_line({"text/plain": how})
             # Only a page that was loaded in mid-run still has the line, and has no output.
-            self._line.end(
-                f"{how} · what a rank wrote: %ddp_output --ranks 0, what was found: %ddp_why"
-            )
+            self._line.end(f"{how} · output of a rank: %ddp_output --ranks 0 · problems: %ddp_why")
 
 
 def _since(run: CellRun) -> str:

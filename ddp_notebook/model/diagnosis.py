@@ -162,7 +162,7 @@ class Remark:
     """A remark on a run without a problem: one line, and its evidence."""
 
     kind: str
-    """``slow-rank``, ``undivided-micro-batches`` and others."""
+    """``slow-rank`` or ``ranks-start-ranks``."""
     ranks: Ranks
     text: str
     evidence: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ class Diagnosis:
         """The diagnosis in one line."""
         if self.findings:
             return self.findings[0].sentence
-        found = "No problem found, but not everything could be looked at." if self.notes else ""
+        found = "No problem found, but not everything could be checked." if self.notes else ""
         return self.unsure or found or "No problem found."
 
     def to_json(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class InitOptions:
         if self.world_size > cores():
             notes.append(
                 f"{self.world_size} ranks share {cores()} CPU cores: fine for learning, "
-                "but timings say little."
+                "but timings are not meaningful."
             )
         if self.init_method == "file":
             return tuple(notes)

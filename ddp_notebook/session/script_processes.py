@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files, jobs
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.process_groups import (
     descendants,
@@ -120,11 +121,7 @@ class StartedRanks:
         count = len({about.parent for about in abouts})
         if count < 2:
             return ()
-        text = (
-            f"{count} of the script's {self._processes} ranks have started ranks themselves, "
-            f"{len(abouts)} in all. If one process is to start them, run the script once, with "
-            "%ddp_run --python."
-        )
+        text = catalogue.words("remarks.ranks-start-ranks.text", times=count, all=len(abouts))
         return (Remark("ranks-start-ranks", tuple(range(self._processes)), text),)
 
     def shown(self, title: str, diagnosis: Diagnosis | None = None) -> BoardFacts | None:

@@ -241,7 +241,7 @@ class SetUp:
                     self._bring_up(bring_up, options, interrupted)
         except KeyboardInterrupt:
             now = bring_up.diagnose()  # freed ranks no longer show the problem
-            unsure = "" if now.wrong else "Setup was interrupted; no problem was found before."
+            unsure = "" if now.wrong else "No problem was found before setup was interrupted."
             self._keep(replace(now, unsure=unsure))
             replaced = self.free(bring_up.everyone)
             note = _not_unblocked(replaced) if replaced else "They keep their variables."

@@ -59,7 +59,7 @@ def last_known(state: RankState, process: str) -> str:
     """Return what the rank last reported, and whether its process is stopped."""
     stopped = f"its process {state.pid} is stopped" if process == "stopped" else ""
     known = describe(state)
-    return "; ".join(filter(None, (stopped, f"when last heard: {known}" if known else "")))
+    return "; ".join(filter(None, (stopped, f"last seen: {known}" if known else "")))
 
 
 class StoppedRanks:

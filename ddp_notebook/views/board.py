@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("device", widest=16, cuts=True),
     Column("pid"),
     Column("host", widest=24, cuts=True),
-    Column("heard"),
+    Column("last seen"),
 )
 
 _ENTERING = {
@@ -141,12 +141,14 @@ def stage_words(row: BoardRow) -> str:
 
 
 def heard_words(row: BoardRow) -> str:
-    """The age of the last message: ``< 1 s``, ``12 s``; ``silent 31 s`` is too long."""
+    """The age of the last message: ``now``, ``12 s``; ``silent 31 s`` is too long."""
     if Role.ENDED in (row.role, row.word):
         return ""
     if row.silent:
         return f"silent {age_words(row.age_s)}"
-    return "not yet" if row.status is Status.STARTING else age_words(row.age_s)
+    if row.status is Status.STARTING:
+        return "not yet"
+    return "now" if row.age_s < 1 else age_words(row.age_s)
 
 
 def strip(row: BoardRow) -> str:

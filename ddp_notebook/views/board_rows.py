@@ -96,14 +96,14 @@ def stuck_note(board: Board, diagnosis: Diagnosis | None) -> str:
     if not wrong and now_ns - since_ns < 2e9:
         return ""
     if not rows:
-        return "The run cannot go on: %ddp_why says why, %ddp_abort frees the ranks."
+        return "No rank can continue. Why: %ddp_why. Free the ranks: %ddp_abort"
     ranks = sorted(rank for row in rows for rank in row.ranks)
     others = sorted({rank for row in rows for rank in row.waits_for})
-    seconds = f", for {(now_ns - since_ns) / 1e9:.0f} s" if since_ns < now_ns else ""
+    seconds = f" ({(now_ns - since_ns) / 1e9:.0f} s)" if since_ns < now_ns else ""
     whom = f" for {name_ranks(others)}" if others else ""
     return (
-        f"{verb(ranks, 'waits', 'wait').capitalize()}{whom}{seconds}: %ddp_why says why, "
-        f"%ddp_abort frees {them(ranks)}."
+        f"{verb(ranks, 'is', 'are').capitalize()} waiting{whom}{seconds}. Why: %ddp_why. "
+        f"Free {them(ranks)}: %ddp_abort"
     )
 
 
@@ -313,7 +313,7 @@ def describe(state: RankState) -> str:
     """Say in a few words what a rank does, waits for, raised last or died of."""
     match state.status:
         case Status.STARTING:
-            return "its new process starts" if state.restarting else "its process starts"
+            return "its new process is starting" if state.restarting else "its process is starting"
         case Status.SETTING_UP:
             return state.doing or state.detail
         case Status.PAUSED:
@@ -328,7 +328,7 @@ def describe(state: RankState) -> str:
             return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
         case Status.DEAD:
             if state.restarting:
-                return "its process is replaced"
+                return "its process is being replaced"
             end = "its process is gone" if state.exit_code is None else exit_text(state.exit_code)
             last = state.last_words.strip().splitlines()
             return f"{end} · last words: {last[-1].strip()}" if last else end
@@ -358,8 +358,8 @@ def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
         if running:
             all_of = "both" if len(dead) + len(running) == 2 else "all of them"
             lines.append(
-                f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
-                f"{restart}. If that waits for {who}, interrupt it and restart {all_of}: "
+                f"{who.capitalize()} can be brought back once {verb(running, 'has', 'have')} left "
+                f"the cell: {restart}. If that waits for {who}, interrupt it and restart {all_of}: "
                 f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
             )
         else:
@@ -372,7 +372,7 @@ def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
 def no_group(ranks: Ranks) -> str:
     """Say that the code of `ranks` destroyed their group, and what makes one."""
     return (
-        f"{verb(ranks, 'has', 'have').capitalize()} no process group, "
-        f"{agree(ranks, 'its', 'their')} code destroyed it: %ddp_abort makes a new one, and "
-        "variables stay."
+        f"{verb(ranks, 'has', 'have').capitalize()} no process group, because "
+        f"{agree(ranks, 'its', 'their')} code destroyed it. Make a new one: %ddp_abort (variables "
+        "stay)"
     )

@@ -113,7 +113,7 @@ STYLE = """<style>
 .ddp-strip .ddp-entering { border-color: var(--ddp-busy) !important;
   animation: ddp-pulse 1.4s ease-in-out infinite }
 .ddp-strip .ddp-failed { background: var(--ddp-bad) !important }
-.ddp-view.ddp-view .ddp-board .ddp-silent td.ddp-heard {
+.ddp-view.ddp-view .ddp-board .ddp-silent td.ddp-last-seen {
   text-decoration: underline 2px var(--ddp-warn); text-underline-offset: 4px }
 .ddp-view.ddp-view ul.ddp-notes { margin: 8px 0 0; padding: 0 0 0 12px; list-style: none }
 .ddp-view.ddp-view .ddp-notes li { overflow-wrap: anywhere; margin: 0;

@@ -28,7 +28,7 @@ from ddp_notebook.views.step_rows import names_of
 from ddp_notebook.views.step_rows import place as place_of
 from ddp_notebook.views.table import WIDTH
 
-NO_RANKS = "There are no ranks."
+NO_RANKS = "No ranks are running."
 
 _GAP = "  "
 _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
@@ -36,7 +36,7 @@ _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
 _STATES = {
     Activity.HELD: ("paused (%ddp_step continues)", "paused before {more}"),
     Activity.IDLE: ("idle", "idle"),
-    Activity.FAILED: ("idle", "idle, since it failed: {more}"),
+    Activity.FAILED: ("idle", "idle since it failed: {more}"),
     Activity.DEAD: ("dead", "dead: {more}"),
     Activity.SILENT: ("does not answer", "does not answer: {more}"),
 }
@@ -97,7 +97,7 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     call = _call(doing, tail)
     aside = f" ({more})" if more else ""
     if doing.activity is Activity.WAITING:
-        return f"waits in {call}{aside}"
+        return f"waiting in {call}{aside}"
     return f"in {call}{aside}" if call else f"running{aside}"
 
 

@@ -187,7 +187,7 @@ def collective_table(
         return StepTable(f"{what} has {end}.", rows)
     paused = next((row for row in rows if row.state == "paused"), None)
     if paused is None:
-        title = "No rank is paused; ranks that wait need other ranks."
+        title = "No rank is paused; the waiting ranks need other ranks."
         return StepTable(title, rows, next_call="%ddp_why")
     operation = latest[paused.ranks[0]].operation
     about = _ABOUT.get(operation, "")

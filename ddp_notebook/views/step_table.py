@@ -20,7 +20,7 @@ _COLUMNS = (
     Column("ranks", widest=20, always=True, names_row=True, rank_set=True),
     Column("passed", widest=19, breaks=True),
     Column("state", widest=12, always=True),
-    Column("on what, or why", fills=True, breaks=True),
+    Column("where, or why", fills=True, breaks=True),
     Column("waits for", widest=18, rank_set=True),
     Column("since", widest=12),
 )

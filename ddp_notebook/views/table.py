@@ -173,7 +173,9 @@ class Table:
         for row, own in zip(self.rows, rows, strict=True):
             cells = ""
             for column, cell in zip(columns, own, strict=True):
-                cells += cell.html(column, f"ddp-{column.header}" if self.css_class else "")
+                cells += cell.html(
+                    column, f"ddp-{column.header.replace(' ', '-')}" if self.css_class else ""
+                )
             tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
             css = f' class="{row.css_class}"' if row.css_class else ""
             body += f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'

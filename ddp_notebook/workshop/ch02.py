@@ -38,7 +38,7 @@ def key_they_wait_for(key: str) -> str:
     if re.fullmatch(r"\D*1", key):
         raise WrongAnswer("the right rank, but not the key's name: the table writes it in full.")
     raise WrongAnswer(
-        f"{shown(key)} is no key that they wait for. Look at the column 'on what, or why'."
+        f"{shown(key)} is no key that they wait for. Look at the column 'where, or why'."
     )
 
 

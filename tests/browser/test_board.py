@@ -156,7 +156,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         expect(lost.first).to_be_attached()  # Jupyter has looked for the widgets
         for each in lost.all():
             expect(each).to_be_hidden()
-        expect(page.get_by_text("This was saved before it ended.")).to_be_visible()
+        expect(page.get_by_text("Saved while it was running.")).to_be_visible()
         page.screenshot(path=tmp_path / "reopened.png")
 
 

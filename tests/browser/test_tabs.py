@@ -88,7 +88,7 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         link = panel.get_by_role("button", name="cell 4:5")
         expect(link).to_be_visible(timeout=SHOWN_WITHIN_MS)
         expect(panel.locator("figcaption b")).to_have_text(["ranks 0,2", "rank 1"])
-        expect(panel).to_contain_text("waits in all_reduce")
+        expect(panel).to_contain_text("waiting in all_reduce")
         page.screenshot(path=tmp_path / "stack.png")
         link.click()
         mark = notebook.cells.nth(3).locator(".ddpb-line-mark")
@@ -112,7 +112,7 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         notebook.run(4)
         expect(tab("Why")).to_contain_text("old")
         tab("Why").click()
-        expect(panel).to_contain_text("old: another run has begun since")
+        expect(panel).to_contain_text("outdated: a newer run has started")
         panel.get_by_role("button", name="Close Why").click()
         expect(tab("Why")).to_have_count(0)
         tab("History").click()
@@ -132,7 +132,7 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         notebook.start(6)  # a cell without %%ddp: a front end may have the kernel take clicks in it
         eventually(begun.exists, what="the cell's own first line")
         page.keyboard.press("F10")  # the focus is in the notebook
-        waits = "The notebook runs a cell without %%ddp, and does %ddp_step when that is over."
+        waits = "The notebook is running a cell without %%ddp; %ddp_step follows when it is over."
         eventually(
             lambda: (
                 waits in (board.el.text_content() or "")

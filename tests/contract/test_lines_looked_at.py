@@ -91,7 +91,7 @@ def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Sessi
     at = rows(stopped.steps)
     assert "loss.backward()" in at[(1,)]
     assert "the loss is not finite: NaN" in at[(1,)]
-    assert "rank 0  waits in backward (torch.autograd)" in stacks.text(ranks2.where())
+    assert "rank 0  waiting in backward (torch.autograd)" in stacks.text(ranks2.where())
     assert values(ranks2.evaluate("i", (1,))) == {(1,): "2"}
     # From there it comes to the other ranks with the gradients: they had it not first.
     ranks2.step((1,), to="end")

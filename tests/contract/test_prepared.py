@@ -85,7 +85,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert wire["verdict"] == "finding"
     shown = said(shell, capsys, "%ddp_where --ranks 0 --locals")
     assert shown.startswith(f"Of job {pid} (train.py)")
-    assert "waits in barrier (torch.distributed)" in shown and "train.py:17" in shown
+    assert "waiting in barrier (torch.distributed)" in shown and "train.py:17" in shown
     assert "optimizer = " in shown
     shown = said(shell, capsys, "%ddp_board")
     assert f"job {pid} (train.py): ranks 0-1 of 2; it runs" in shown

@@ -244,7 +244,9 @@ def test_ranks_that_start_ranks_are_judged_and_told_that_these_are_too_many(
     assert result.diagnosis is not None
     assert result.diagnosis.findings[0].ranks == (1,)
     (remark,) = result.diagnosis.remarks
-    assert remark.text.startswith("2 of the script's 2 ranks have started ranks themselves, 6 in")
+    assert remark.text.startswith(
+        "This script starts its own ranks, and %ddp_run started it 2 times (6 ranks in"
+    )
     assert remark.text in ranks2.status().snapshot.notes
     ranks2.abort()
     ranks2.run_script(str(script), ("fork",)).raise_for_error()

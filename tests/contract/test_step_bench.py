@@ -214,7 +214,7 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
         "nothing_there": "ranks 0-1: there is no 'nothing_there'",
         "number": "number is of type int: a torch module is needed",
         "frozen": "no parameter of frozen requires a gradient",
-        "odd": "odd is not the same on all ranks.*rank 1 has",
+        "odd": "odd is not the same on all ranks.* on rank 1, ",
         "opaque": "give samples with --data batch",
         "stuck": "stuck cannot be copied.*--model make_stuck",
         "huge": "to train a copy of it takes 16384 GiB, and .* are free",

@@ -255,7 +255,7 @@ def test_ranks_whose_code_destroyed_their_group_are_not_ready(
     ranks.run_cell("dist.destroy_process_group()", number=8).raise_for_error()
     text = views_board.text(ranks.status())
     assert "no group" in text and "ready" not in text and "verified" not in text
-    assert "%ddp_abort makes a new one" in text
+    assert "Make a new one: %ddp_abort" in text
     why = ranks.why()
     assert not why.findings and not why.proven
     assert "Ranks 0-2 have no process group" in why.headline and "%ddp_abort" in why.headline
@@ -441,7 +441,7 @@ def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
         eventually(lambda: ranks.why_now().doing and "store" in str(ranks.why_now().doing))
         diagnosis = ranks.why()
         assert not findings.text(diagnosis).startswith("✓")
-        assert diagnosis.findings or "ranks 0-2 wait" in diagnosis.headline
+        assert diagnosis.findings or "ranks 0-2 are waiting" in diagnosis.headline
     ranks.abort()
 
 

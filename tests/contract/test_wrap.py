@@ -83,9 +83,9 @@ def test_parameters_that_ddp_is_told_to_ignore_may_differ(ranks2: Session) -> No
 # -- models that differ ----------------------------------------------------------------
 
 DIFFERENCES = {
-    "number": ("model.append(nn.Linear(4, 4))", "rank 1 has 8 parameters"),
-    "shape": ("model[3] = nn.Linear(16, 5)", "parameter 4, 3.weight: rank 1 has (5, 16)"),
-    "dtype": ("model[3].double()", "parameter 4, 3.weight: rank 1 has float64"),
+    "number": ("model.append(nn.Linear(4, 4))", "`model` has 8 parameters on rank 1"),
+    "shape": ("model[3] = nn.Linear(16, 5)", "`3.weight` of `model` has shape (5, 16) on rank 1"),
+    "dtype": ("model[3].double()", "`3.weight` of `model` has dtype float64 on rank 1"),
     "order": (
         "a, b = model[0].weight, model[0].bias\n"
         "del model[0].weight, model[0].bias\n"
@@ -94,23 +94,23 @@ DIFFERENCES = {
     ),
     "name": (
         "model = nn.Sequential(model[0], model[1], model[3])",
-        "parameter 4: rank 1 has 2.weight, ranks 0,2-3 have 3.weight",
+        "Parameter 4 of `model` has the name `2.weight` on rank 1, the name `3.weight` on ranks 0",
     ),
     "requires_grad": (
         "model[0].weight.requires_grad_(False)",
-        "parameter 0, 0.weight: rank 1 has requires_grad=False",
+        "`0.weight` of `model` has requires_grad=False on rank 1",
     ),
     "stride": (
         "model[0].weight.data = model[0].weight.data.t().contiguous().t()",
-        "parameter 0, 0.weight: rank 1 has stride (1, 16)",
+        "`0.weight` of `model` has stride (1, 16) on rank 1",
     ),
     "buffers": (
         "model[1].register_buffer('extra', torch.ones(2))",
-        "rank 1 has 4 buffers, ranks 0,2-3 have 3 buffers (1.extra too much)",
+        "(extra: `1.extra`)",
     ),
     "dtype of a buffer": (
         "model[1].running_mean = model[1].running_mean.double()",
-        "buffer 0, 1.running_mean: rank 1 has float64",
+        "`1.running_mean` of `model` has dtype float64 on rank 1",
     ),
 }
 
@@ -210,7 +210,7 @@ def test_a_model_changed_between_two_steps_is_found(ranks2: Session) -> None:
     made.step()
     assert made.diagnosis is not None
     assert made.diagnosis.findings[0].ranks == (1,)
-    assert "other values than rank 0" in made.diagnosis.findings[0].cause
+    assert "other values in `model` than rank 0" in made.diagnosis.findings[0].cause
     assert kind_of(ranks2) == {"Sequential"}
 
 

@@ -21,7 +21,7 @@ class Element {
 
 test("a cell whose kernel was restarted is not said to run, and has no buttons", () => {
   globalThis.document = { createElement: () => new Element() };
-  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const state = { text: "Cell 3 is running on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
   const heard = [];
   const model = { get: (name) => state[name], on: (_, call) => heard.push(call), off() {}, send() {} };
   const page = new Element();
@@ -47,7 +47,7 @@ test("a cell whose kernel was restarted is not said to run, and has no buttons",
 
 test("a restart that Jupyter does not mark is noticed: the way to the kernel is closed", () => {
   globalThis.document = { createElement: () => new Element() };
-  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const state = { text: "Cell 3 is running on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
   const [calls, sent, now] = [[], [], Date.now];
   let gone = false;
   const send = (message) => { if (gone) throw new Error("disposed"); sent.push(message); };
@@ -72,7 +72,7 @@ test("a restart that Jupyter does not mark is noticed: the way to the kernel is 
 
 test("a restart is seen within a second where the way to the kernel shows that it is closed", async () => {
   globalThis.document = { createElement: () => new Element() };
-  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const state = { text: "Cell 3 is running on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
   const calls = [];
   class Base { _handle_comm_msg() {} }
   class Own extends Base { _handle_comm_msg() {} }

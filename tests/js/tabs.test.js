@@ -52,5 +52,5 @@ test("a click beside a line sets a breakpoint, or takes away the one that is the
 test("what the kernel has not taken in waits for a cell, and says so after a moment", () => {
   assert.equal(board.waitsFor(null, 9000), "");
   assert.equal(board.waitsFor(["%ddp_step", 8000], 9000), "");
-  assert.match(board.waitsFor(["%ddp_step", 8000], 9900), /does %ddp_step when that is over/);
+  assert.match(board.waitsFor(["%ddp_step", 8000], 9900), /%ddp_step follows when it is over/);
 });

@@ -52,7 +52,7 @@ def test_what_post_run_checks_found_is_in_the_saved_run(
     path = tmp_path / "run.json"
     shell.run_cell("%ddp_init --world-size 2 --device cpu")
     shell.run_cell(BYPASS)
-    expected = "the forward calls the module inside model and not the wrapper"
+    expected = "Training bypasses DDP (it calls `model.module`)"
     assert expected in said(shell, capsys, "%ddp_why", ok=True)
     said(shell, capsys, f"%ddp_save '{path}'", ok=True)
     shell.run_cell("%ddp_shutdown")

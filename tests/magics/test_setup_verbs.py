@@ -266,8 +266,8 @@ def test_a_script_whose_set_up_hangs_ends_the_cell_and_ranks_are_freed(
 ) -> None:
     text = raised(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
     assert "[duplicate-rank]" in text
-    assert "\nStuck: no rank makes progress. " in text and text.count("both have RANK=0") == 1
-    assert text.endswith("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    assert "\nHang: no rank can continue. " in text and text.count("both have RANK=0") == 1
+    assert text.endswith("Look closer: %ddp_why. Free them: %ddp_abort (variables stay)")
     diagnosis, _ = well(ranks_up, capsys, "%ddp_why")
     assert diagnosis.findings[0].category is Category.DUPLICATE_RANK
     board, _ = well(ranks_up, capsys, "%ddp_abort")
@@ -304,7 +304,7 @@ def test_a_model_is_wrapped_at_once_or_step_by_step(ranks_up: Any, capsys: Captu
     assert places(table) == [("reducer", "done", ())]
     for number, stage in enumerate(("parameters-verified", "broadcast", "buckets", "reducer"), 1):
         assert f"── stage {number}/4, {stage} ──" in shown
-    assert "No step was made with net yet." in well(ranks_up, capsys, "%ddp_wrap net")[1]
+    assert "net has not run a step yet." in well(ranks_up, capsys, "%ddp_wrap net")[1]
     well(ranks_up, capsys, "%%ddp\nnet(torch.ones(1, 4)).sum().backward()")
     shown = well(ranks_up, capsys, "%ddp_wrap net --buckets")[1]
     assert "Gradients became ready in this order (ranks 0-2 alike):" in shown
@@ -334,7 +334,7 @@ def test_what_cannot_be_wrapped_says_why(ranks_up: Any, capsys: Capture) -> None
     well(ranks_up, capsys, "%%ddp --ranks 1\nodd = torch.nn.Linear(4, 3)")
     shown = well(ranks_up, capsys, "%ddp_wrap odd")[1]
     assert "odd: stage 1/4, parameters-verified, was not passed" in shown
-    assert "Fix: Make odd on rank 1 as on ranks 0,2" in shown
+    assert "Fix: Make `odd` on rank 1 as it is on ranks 0,2" in shown
 
 
 def test_the_doctor_asks_the_ranks(ranks_up: Any, capsys: Capture) -> None:

@@ -70,7 +70,7 @@ def detach(kernel: Kernel, cell: str, first_line: str) -> Region:
     """Run a cell that is detached; the region that shows it from then on."""
     reply = kernel.run_well(cell)
     assert first_line in reply.text
-    assert "the notebook is free" in reply.text and "%ddp_wait" in reply.text
+    assert "in the background" in reply.text and "%ddp_wait" in reply.text
     return region_of(reply)
 
 
@@ -78,7 +78,9 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    region = detach(kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "runs on ranks 0-1")
+    region = detach(
+        kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "is running on ranks 0-1"
+    )
     assert "begun" in updates(kernel, region, "begun")
     assert kernel.ask("1 + 1") == 2
     reply = kernel.run("%%ddp\nx = 1")
@@ -93,7 +95,7 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
 def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
     kernel: Kernel,
 ) -> None:
-    region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0-1")
+    region = detach(kernel, f"%%ddp --detach\n{HANG}", "is running on ranks 0-1")
     shown = updates(kernel, region, "fix:")
     assert "all_reduce" in shown
     assert "rank 1" in kernel.run_well("%ddp_why").text
@@ -132,7 +134,7 @@ def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kern
 
 
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
-    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0-1")
+    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "is running on ranks 0-1")
     message = kernel.send("%ddp_wait")
     kernel.wait_for_text(message, "running")
     kernel.manager.interrupt_kernel()
@@ -184,12 +186,17 @@ if rank == 1:
 @pytest.mark.parametrize(
     ("cell", "headline", "doing", "note"),
     [
-        (HANG, "rank 1 finished; rank 0 waiting", "all_reduce of", "• Rank 0 waits for rank 1"),
+        (
+            HANG,
+            "rank 1 finished; rank 0 waiting",
+            "all_reduce of",
+            "• Rank 0 is waiting for rank 1",
+        ),
         (
             STORE,
             "rank 0 finished; rank 1 waiting",
             "waits for the store's key 'never/set'",
-            "• Rank 1 waits: ",
+            "• Rank 1 is waiting",
         ),
     ],
 )
@@ -223,7 +230,7 @@ def test_a_script_is_held_stepped_and_detached(
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out
     assert shell.run_cell(f"%ddp_run --detach {path} --epochs 2").success
-    assert "job.py runs on ranks 0-1, and the notebook is free." in capsys.readouterr().out
+    assert "job.py is running on ranks 0-1 in the background." in capsys.readouterr().out
     assert shell.run_cell("%ddp_wait").success
     shown = capsys.readouterr().out
     assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")

@@ -23,6 +23,8 @@ KINDS = [
     for kind in catalogue.entry(category).get("kinds", {})
 ]
 _KEY = re.compile(r"[a-z-]+(\.[a-z-]+){1,2}")
+REMARKS = [("remarks", kind) for kind in catalogue.entry("remarks")["kinds"]]
+OF_FINDINGS = {"waiting", "evidence", "passing", "sides", "site"}
 GIVEN = {"ranks", "waiting"}
 """The facts that each title and fix can name."""
 
@@ -105,7 +107,9 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
             parts = part or ["title", "fix"]
             used[category, kind].update(parts)
             named = set().union(*(facts_in(templates[each]) for each in parts))
-            useful |= named | (set() if part else {"waiting", "evidence", "passing", "sides"})
+            useful |= named | (
+                set() if part else {"waiting", "evidence", "passing", "sides", "site"}
+            )
             lacks = named - (given or set()) - (set() if part else GIVEN)
             if given is not None and lacks:
                 wrong.append(f"{place}: {key} has no fact for {sorted(lacks)}")
@@ -115,7 +119,7 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
     names = texts_of_the_package()  # a table, or a variable, may have them as well
     unused = {
         key
-        for category, kind in KINDS
+        for category, kind in (*KINDS, *REMARKS)
         for part in catalogue.entry(category)["kinds"][kind].keys() - used[category, kind]
         if not names.intersection((key := f"{category}.{kind}.{part}", f"{category}.{kind}"))
         or (part not in ("title", "fix") and key not in names)

@@ -107,8 +107,8 @@ def test_a_failed_stage_keeps_its_cause_and_remedy() -> None:
 @pytest.mark.parametrize(
     ("others", "left", "all_of_them"),
     [
-        ((0,), "rank 0", "both: %ddp_restart --ranks 0-1"),
-        ((0, 2), "ranks 0,2", "all of them: %ddp_restart --ranks 0-2"),
+        ((0,), "rank 0 has", "both: %ddp_restart --ranks 0-1"),
+        ((0, 2), "ranks 0,2 have", "all of them: %ddp_restart --ranks 0-2"),
     ],
 )
 def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell(
@@ -117,7 +117,7 @@ def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell(
     running = [event for rank in others for event in life(rank, 100 + rank)[:-1]]
     killed = RankExited(rank=1, pid=101, exit_code=-9)
     (note,) = board(fold(session(len(others) + 1), [*running, *life(1, 101), killed])).notes
-    assert note.startswith(f"Rank 1 can be brought back when {left} left the cell: ")
+    assert note.startswith(f"Rank 1 can be brought back once {left} left the cell: ")
     assert note.endswith(f"interrupt it and restart {all_of_them}")
 
 

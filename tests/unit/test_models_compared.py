@@ -62,47 +62,51 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
     [
         (
             parameter(2, shape=(5, 10)),
-            "parameter 2, fc2.weight: rank 1 has (5, 10), ranks 0,2-3 have (4, 10)",
+            "`fc2.weight` of `model` has shape (5, 10) on rank 1, shape (4, 10) on ranks 0,2-3",
         ),
         (
             parameter(0, dtype="float64"),
-            "parameter 0, fc1.weight: rank 1 has float64, ranks 0,2-3 have float32",
+            "`fc1.weight` of `model` has dtype float64 on rank 1, dtype float32 on ranks 0,2-3",
         ),
         (
             parameter(1, requires_grad=False),
-            "parameter 1, fc1.bias: rank 1 has requires_grad=False, "
-            "ranks 0,2-3 have requires_grad=True",
+            "`fc1.bias` of `model` has requires_grad=False on rank 1, "
+            "requires_grad=True on ranks 0,2-3",
         ),
         (
             parameter(0, stride=(1, 10)),
-            "parameter 0, fc1.weight: rank 1 has stride (1, 10), ranks 0,2-3 have stride (8, 1)",
+            "`fc1.weight` of `model` has stride (1, 10) on rank 1, stride (8, 1) on ranks 0,2-3",
         ),
         (
             parameter(0, device="cuda"),
-            "parameter 0, fc1.weight: rank 1 has device cuda, ranks 0,2-3 have device cpu",
+            "`fc1.weight` of `model` has device cuda on rank 1, device cpu on ranks 0,2-3",
         ),
         (
             parameter(3, name="head.bias"),
-            "parameter 3: rank 1 has head.bias, ranks 0,2-3 have fc2.bias",
+            "Parameter 3 of `model` has the name `head.bias` on rank 1, the name `fc2.bias` on "
+            "ranks 0,2-3",
         ),
         (
             swapped,
-            "parameter 0: rank 1 has fc1.bias, ranks 0,2-3 have fc1.weight "
-            "(the same names in another order)",
+            "Parameter 0 of `model` has the name `fc1.bias` on rank 1, the name `fc1.weight` on "
+            "ranks 0,2-3 (the same names in another order)",
         ),
         (
             without_bias,
-            "rank 1 has 3 parameters, ranks 0,2-3 have 4 parameters (fc2.bias missing)",
+            "`model` has 3 parameters on rank 1, 4 parameters on ranks 0,2-3 (missing: `fc2.bias`)",
         ),
-        (with_more, "rank 1 has 5 parameters, ranks 0,2-3 have 4 parameters (fc3.bias too much)"),
+        (
+            with_more,
+            "`model` has 5 parameters on rank 1, 4 parameters on ranks 0,2-3 (extra: `fc3.bias`)",
+        ),
         (
             without_norm,
-            "rank 1 has 0 buffers, ranks 0,2-3 have 2 buffers "
-            "(norm.running_mean, norm.running_var missing)",
+            "`model` has 0 buffers on rank 1, 2 buffers on ranks 0,2-3 "
+            "(missing: `norm.running_mean`, 1 more)",
         ),
         (
             other_buffer,
-            "buffer 1, norm.running_var: rank 1 has int64, ranks 0,2-3 have float32",
+            "`norm.running_var` of `model` has dtype int64 on rank 1, dtype float32 on ranks 0,2-3",
         ),
     ],
 )
@@ -114,15 +118,15 @@ def test_the_first_difference_is_said_in_words(odd: Fingerprint, cause: str) -> 
 def test_the_remedy_is_what_to_type() -> None:
     finding = one(NET, without_bias, NET)
     assert finding.remedy == (
-        "Make model on rank 1 as on ranks 0,2 (%%ddp --ranks 1), then again: %ddp_wrap model"
+        "Make `model` on rank 1 as it is on ranks 0,2 (in a cell with `%%ddp --ranks 1`), then: "
+        "`%ddp_wrap model`."
     )
 
 
 def test_the_evidence_says_how_much_differs() -> None:
     odd = replace(parameter(2, shape=(5, 10)), buffers=NET.buffers[:1])
     assert one(NET, NET, odd).evidence == (
-        "rank 2: 1 of 4 parameters differ: fc2.weight; "
-        "1 buffers instead of 2 (norm.running_var missing)",
+        "rank 2: 1 of 4 parameters differ: fc2.weight; 1 buffer, not 2 (missing: norm.running_var)",
     )
 
 
@@ -145,7 +149,7 @@ def test_rank_0_may_be_the_odd_one() -> None:
     finding = one(without_bias, NET, NET)
     assert finding.ranks == (0,)
     assert finding.cause == (
-        "rank 0 has 3 parameters, ranks 1-2 have 4 parameters (fc2.bias missing)"
+        "`model` has 3 parameters on rank 0, 4 parameters on ranks 1-2 (missing: `fc2.bias`)"
     )
 
 
@@ -153,7 +157,8 @@ def test_ranks_that_differ_each_in_its_own_way_are_named_together() -> None:
     finding = one(NET, parameter(2, shape=(5, 10)), NET, parameter(2, shape=(6, 10)), NET)
     assert finding.ranks == (1, 3)
     assert finding.cause == (
-        "parameter 2, fc2.weight: rank 1 has (5, 10), rank 3 has (6, 10), ranks 0,2,4 have (4, 10)"
+        "`fc2.weight` of `model` has shape (5, 10) on rank 1 and shape (6, 10) on rank 3, "
+        "shape (4, 10) on ranks 0,2,4"
     )
     assert len(finding.evidence) == 2
 
@@ -219,7 +224,7 @@ def test_one_odd_rank_of_three_or_more_is_named_and_no_other(
     ranks = {rank: other if rank == odd else model for rank in range(world_size)}
     (finding,) = compare(ranks)
     assert finding.ranks == (odd,)
-    assert f"rank {odd} has" in finding.cause
+    assert f" on rank {odd}, " in finding.cause
     assert finding.evidence[0].removeprefix(f"rank {odd}: ")
 
 
@@ -262,7 +267,7 @@ def test_a_rank_out_of_memory_is_to_blame_and_the_others_wait(text: str, asked: 
     assert (finding.category, finding.ranks) == (Category.OOM_ON_ONE_RANK, (0,))
     assert finding.waiting == (1, 2)
     assert finding.cause == (
-        f"out of memory in stage broadcast of %ddp_wrap: {asked} more were not to be had"
+        f"Rank 0 ran out of memory in stage broadcast of `%ddp_wrap`, asking for {asked}"
     )
     assert "%ddp_restart --ranks 0" in finding.remedy
 
@@ -270,7 +275,7 @@ def test_a_rank_out_of_memory_is_to_blame_and_the_others_wait(text: str, asked: 
 def test_where_nobody_waits_no_restart_is_needed_after_memory_ran_out() -> None:
     memory = RankFailure("memory", "MemoryError")
     (finding,) = failures(WrapStage.REDUCER, {1: memory}, {}, ())
-    assert finding.remedy.startswith("Free memory there")
+    assert finding.remedy.startswith("Free memory on rank 1, or restart it")
 
 
 def test_a_rank_that_died_goes_before_the_errors_of_those_it_left() -> None:
@@ -285,7 +290,7 @@ def test_an_error_on_all_ranks_is_one_finding() -> None:
     error = RankFailure("error", "ValueError: no")
     (finding,) = failures(WrapStage.REDUCER, {0: error, 1: error}, {}, ())
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 1))
-    assert finding.cause == "failed in stage reducer of %ddp_wrap: ValueError: no"
+    assert finding.cause == "Ranks 0-1 failed in stage reducer of `%ddp_wrap`: ValueError: no"
 
 
 def test_a_model_on_a_device_without_a_backend_is_said_to_be_that() -> None:

@@ -33,8 +33,8 @@ def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
         (RankReport(0, Activity.BUSY, doing="cell 3, line 2"), " in cell 3, line 2"),
         (RankReport(0, Activity.SILENT), " and does not answer"),
         (
-            RankReport(0, Activity.SILENT, doing="when last heard: cell 3"),
-            " and does not answer (when last heard: cell 3)",
+            RankReport(0, Activity.SILENT, doing="last seen: cell 3"),
+            " and does not answer (last seen: cell 3)",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_rule_that_fails_does_not_take_what_the_others_find_along() -> None:
         (Category.CONDITIONAL_COLLECTIVE, (2,))
     ]
     (note,) = found.notes
-    assert note.startswith("The rule breaks failed on this record")
+    assert note.startswith("Rule breaks failed, so the problem that it looks for")
     assert "IndexError: of 4 ranks, test_rules_guarded.py:" in note and "report" in note
     assert note in " ".join(views.text(found).split()) and note in views.html(found)
     decoded = codec.decode(Diagnosis, found.to_json())

@@ -134,28 +134,18 @@ def test_a_rank_that_the_user_stops_in_every_step_is_not_called_slow() -> None:
 def test_its_part_and_its_lines_are_named() -> None:
     for part, words in (
         (StepPart.DATA, "in its DataLoader (train.py:31)"),
-        (
-            StepPart.LOOP,
-            "in your code between the optimizer's step (train.py:35) and the forward (train.py:33)",
-        ),
+        (StepPart.LOOP, "in your code after the optimizer's step (train.py:35)"),
         (StepPart.FORWARD, "in the forward (train.py:33)"),
-        (
-            StepPart.LOSS,
-            "in your code between the forward (train.py:33) and the backward (train.py:34)",
-        ),
+        (StepPart.LOSS, "in your code after the forward (train.py:33)"),
         (StepPart.BACKWARD, "in the backward (train.py:34)"),
-        (
-            StepPart.AFTER,
-            "in your code between the backward (train.py:34) and the optimizer's step "
-            "(train.py:35)",
-        ),
+        (StepPart.AFTER, "in your code after the backward (train.py:34)"),
         (StepPart.OPTIMIZER, "in the optimizer's step (train.py:35)"),
     ):
         remark = only(slow_ranks(ranks_of(4, late(2, 0.5), part)))
         assert words in remark.text, remark.text
     assert "waited for it in" in remark.text and "of 147 steps" in remark.text
     unknown = only(slow_ranks(ranks_of(4, late(2, 0.5), StepPart.LOOP, places={})))
-    assert "between the optimizer's step and the backward" in unknown.text
+    assert "in your code after the optimizer's step." in unknown.text
 
 
 def test_a_delay_in_some_of_the_steps_is_found() -> None:
@@ -207,7 +197,7 @@ def test_another_process_on_its_core_is_named() -> None:
     assert slow_ranks(times) == (), "it may move to another core"
     remark = only(slow_ranks({**times, 3: replace(times[3], cores=(1,))}))
     assert remark.ranks == (3,)
-    assert "has no core: other processes use those that it may (1)" in remark.text
+    assert "while other processes use its cores (1)" in remark.text
 
 
 def test_many_ranks_take_a_moment() -> None:

@@ -170,8 +170,8 @@ PARTED = merge(
 
 
 def test_ranks_that_part_are_drawn_below_what_they_share() -> None:
-    reduce = "waits in all_reduce (torch.distributed)  train.py:41  step()  dist.all_reduce(x)"
-    barrier = "waits in barrier (torch.distributed)  train.py:47  step()  dist.barrier()"
+    reduce = "waiting in all_reduce (torch.distributed)  train.py:41  step()  dist.all_reduce(x)"
+    barrier = "waiting in barrier (torch.distributed)  train.py:47  step()  dist.barrier()"
     assert stacks.text(PARTED).split("\n") == [
         "ranks 0-3  train.py:58          main()",
         "│  train.py:44  main()  loss.backward()",
@@ -185,7 +185,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         [
             RankStack(0, IDLE),
             RankStack(1, Doing(Activity.DEAD, text="killed by SIGKILL")),
-            RankStack(2, Doing(Activity.SILENT, text="when last heard: cell 3, line 2")),
+            RankStack(2, Doing(Activity.SILENT, text="last seen: cell 3, line 2")),
             RankStack(3, IDLE),
             RankStack(4, Doing(Activity.FAILED, text="KeyError: 'x'")),
             RankStack(5, Doing(Activity.HELD, text="store")),
@@ -195,14 +195,14 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
     )
     assert stacks.text(tree) == dedent(
         """\
-        rank 4  idle, since it failed: KeyError: 'x'
+        rank 4  idle since it failed: KeyError: 'x'
         ranks 0,3  idle
         rank 1  dead: killed by SIGKILL
-        rank 2  does not answer: when last heard: cell 3, line 2
+        rank 2  does not answer: last seen: cell 3, line 2
         rank 5  paused before store
-        rank 6  waits in rendezvous (waits for rank 5 to join)"""
+        rank 6  waiting in rendezvous (waits for rank 5 to join)"""
     )
-    assert stacks.text(StackTree()) == "There are no ranks."
+    assert stacks.text(StackTree()) == "No ranks are running."
 
 
 def test_a_long_error_is_seen_to_be_cut() -> None:
@@ -230,7 +230,7 @@ def test_ranks_that_wait_in_the_same_collective_are_together_at_whichever_line_o
     ways = ((REDUCE, TORCH, TORCH), (REDUCE, replace(TORCH, line=3001)), (REDUCE, TORCH))
     tree = merge([RankStack(rank, BLOCKED, way) for rank, way in enumerate(ways)], 3)
     assert tree.branches[0].children, "they are apart in the tree"
-    waits = "waits in all_reduce (torch.distributed)"
+    waits = "waiting in all_reduce (torch.distributed)"
     assert stacks.text(tree) == f"ranks 0-2  {waits}  train.py:41  step()  dist.all_reduce(x)"
 
 
@@ -240,7 +240,7 @@ def test_ranks_that_part_within_torch_are_told_apart_by_what_they_are_at() -> No
         [RankStack(0, BLOCKED, (REDUCE, TORCH, TORCH)), RankStack(1, BUSY, (REDUCE, other))], 2
     )
     shown = stacks.text(tree)
-    assert "├─ rank 0  waits in all_reduce (torch.distributed)" in shown
+    assert "├─ rank 0  waiting in all_reduce (torch.distributed)" in shown
     assert "└─ rank 1  in all_reduce (torch.distributed)" in shown
 
 
@@ -279,7 +279,7 @@ def test_nothing_said_becomes_markup(found: list[RankStack]) -> None:
 def test_the_page_says_what_the_text_says_and_folds_the_frames_of_torch() -> None:
     page = stacks.html(PARTED)
     text = page_of(PARTED).text
-    for expected in ("ranks 0-3", "ranks 0,2-3", "waits in all_reduce (torch.distributed)"):
+    for expected in ("ranks 0-3", "ranks 0,2-3", "waiting in all_reduce (torch.distributed)"):
         assert expected in text
     assert page.count("<details style") == 2
     assert "1 frame of torch" in text

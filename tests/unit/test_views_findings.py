@@ -190,7 +190,7 @@ def test_a_step_with_one_rank_held_back() -> None:
     assert step_table.text(HELD_BACK) + "\n" == dedent("""\
         store: ranks 0-1,3 are there, rank 2 is held back
 
-        ranks  passed       state      on what, or why              waits for  since
+        ranks  passed       state      where, or why                waits for  since
         ─────  ───────────  ─────────  ───────────────────────────  ─────────  ──────────
         0      environment  … waiting  listens on port 41234        rank 2     12 s
         1,3    environment  … waiting  the store's key init/rank_2  rank 2     11 s
@@ -219,7 +219,7 @@ def test_sixty_four_ranks_of_which_some_failed_and_a_column_nobody_needs() -> No
     assert step_table.text(table) + "\n" == dedent("""\
         rendezvous: 62 of 64 ranks joined
 
-        ranks  passed      state     on what, or why                                          since
+        ranks  passed      state     where, or why                                            since
         ─────  ──────────  ────────  ───────────────────────────────────────────────────────  ─────────
         0-61   rendezvous  ✓ done                                                             < 1 s
         62     store       ✗ failed  DistNetworkError: the client socket has timed out after  1 min 1 s
@@ -292,7 +292,7 @@ def test_tables_have_headers_for_columns_and_rows() -> None:
     page = whole_page(step_table.html(HELD_BACK))
     assert page.values("scope") == ["col"] * 6 + ["row"] * 3
     begin = page.texts.index("ranks")
-    headers = ["ranks", "passed", "state", "on what, or why", "waits for", "since"]
+    headers = ["ranks", "passed", "state", "where, or why", "waits for", "since"]
     assert page.texts[begin : begin + 6] == headers
     assert html_of(doing={0: "a", 1: "b"}).values("scope") == ["col", "col", "row", "row"]
 

@@ -97,12 +97,12 @@ def test_a_board_says_in_words_what_it_says_in_colour() -> None:
         )
     )
     assert [text for text in page.texts if text.strip()] == [
-        *("A headline", "ranks", "stage", "state", "doing", "device", "pid", "host", "heard"),
+        *("A headline", "ranks", "stage", "state", "doing", "device", "pid", "host", "last seen"),
         *("0,", "2-3", "6/6 verified", "running", "all_reduce (cell 7, line 12)"),
-        *("cpu", "4711", "node-17", "< 1 s"),
+        *("cpu", "4711", "node-17", "now"),
         *("1", "4/6 joining rendezvous…", "setting up", "cpu", "4711", "node-17", "silent < 1 s"),
         *("4", "4/6 joining rendezvous", "dead", "killed by SIGKILL"),
-        *("cpu", "4711", "node-17", "< 1 s"),
+        *("cpu", "4711", "node-17", "now"),
     ]
 
 

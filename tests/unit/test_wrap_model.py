@@ -113,11 +113,11 @@ def test_both_the_first_buckets_and_the_expected_ones_are_shown() -> None:
     lines = plan_lines(plan)
     assert lines[0].startswith("In the first step")
     assert lines[3] == (
-        "From the second step on, if gradients come in reverse order (a bucket is closed when it "
-        "has 25 MiB, the first one when it has 1 MiB):"
+        "From the second step on, if gradients come in reverse order (a bucket is full at "
+        "25 MiB, the first one at 1 MiB):"
     )
     kept = plan_lines(BucketPlan(plan.first, None, (5 * MIB, 5 * MIB)))
-    assert kept[0] == "Buckets (a bucket is closed when it has 5 MiB; DDP keeps them):"
+    assert kept[0] == "Buckets (a bucket is full at 5 MiB; DDP keeps them):"
 
 
 BUCKETS = (Bucket(("b", "w"), 12),)
@@ -125,18 +125,20 @@ BUCKETS = (Bucket(("b", "w"), 12),)
 
 def test_without_a_step_it_is_said_that_none_was_made() -> None:
     lines = reduction_lines({0: Reduction(0, (), None, False)}, "net")
-    assert lines[0].startswith("No step was made with net yet.")
+    assert lines[0].startswith("net has not run a step yet.")
     assert lines[1].endswith("%ddp_wrap net --buckets")
-    assert reduction_lines({0: Reduction(1, (), None, False)})[0].startswith("No backward was run")
+    assert reduction_lines({0: Reduction(1, (), None, False)})[0].startswith(
+        "model has not run a backward yet"
+    )
 
 
 @pytest.mark.parametrize(
     ("known", "title"),
     [
-        (Reduction(1, ("b", "w"), BUCKETS, False), "DDP will make these buckets of it when"),
-        (Reduction(2, ("b", "w"), BUCKETS, True), "The buckets that DDP made of rank 0's first"),
+        (Reduction(1, ("b", "w"), BUCKETS, False), "DDP will build these buckets from it when"),
+        (Reduction(2, ("b", "w"), BUCKETS, True), "The buckets that DDP built from rank 0's first"),
         (Reduction(2, ("b", "w"), BUCKETS, False, keeps=True), "With find_unused_parameters DDP"),
-        (Reduction(2, ("b", "w"), None, False), "This torch does not tell"),
+        (Reduction(2, ("b", "w"), None, False), "This version of torch does not show"),
     ],
 )
 def test_after_a_step_the_order_and_the_buckets_are_shown(known: Reduction, title: str) -> None:
@@ -156,8 +158,8 @@ def test_ranks_with_another_order_and_idle_parameters_are_named() -> None:
         2: Reduction(1, ("w",), None, False),
     }
     lines = reduction_lines(known)
-    assert "on rank 0, whose order all ranks take; another on rank 2" in lines[0]
-    assert "No gradient came for w on ranks 0-1." in lines
+    assert "on rank 0, whose order all ranks use; a different one on rank 2" in lines[0]
+    assert "No gradient for w on ranks 0-1." in lines
 
 
 def test_ranks_in_the_same_place_share_a_row() -> None:
@@ -175,7 +177,7 @@ def test_a_rank_that_lost_its_connection_is_no_mystery() -> None:
         ((0,), "failed", "lost its connection: rank 1 died", ()),
         ((1,), "dead", "its process is gone", ()),
         ((2,), "waiting", "in stage broadcast", (0, 1)),
-        ((3,), "paused", "has done its part", ()),
+        ((3,), "paused", "has passed it", ()),
     ]
 
 

@@ -20,7 +20,7 @@ function findingBox(finding, others, act, slot) {
     make(
       "details",
       { class: "ddpb-evidence", open: slot.unfolded },
-      make("summary", {}, others.length ? `More: evidence, ${others.length} further` : "More: evidence", " ", categoryOf(finding)),
+      make("summary", {}, others.length ? `Evidence and ${others.length} more ${others.length === 1 ? "finding" : "findings"}` : "Evidence", " ", categoryOf(finding)),
       make("div", {}, finding.sentence),
       finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
       make("code", { class: "ddpb-whole" }, finding.remedy),

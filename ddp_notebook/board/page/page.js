@@ -12,11 +12,11 @@ const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init";
 const ASIDE = "These are the session's own ranks. Attached is: ";
-const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
+const SAVED = "This board was saved; its ranks are not connected to this page. For live ones run this cell again.";
 
 /** `asked` is what was asked last, and when: of what the kernel has not taken in since, that it waits. */
 export const waitsFor = (asked, now) =>
-  asked && now - asked[1] > TAKEN_WITHIN_MS ? `The notebook runs a cell without %%ddp, and does ${asked[0]} when that is over.` : "";
+  asked && now - asked[1] > TAKEN_WITHIN_MS ? `The notebook is running a cell without %%ddp; ${asked[0]} follows when it is over.` : "";
 
 class Page {
   /** `guarded` runs what is drawn later, while the page exists. */
@@ -135,8 +135,8 @@ class Page {
     const todo = board.todo ?? [];
     show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
     const paused = formatRanks(board.rows.filter(({ role }) => role === "paused").flatMap(({ ranks }) => parseRanks(ranks)));
-    const none = paused && !board.frozen ? `No finding. Paused: ${nameRanks(paused)}. Step moves them one on, Continue to the end.` : this.past ? "Nothing was found at that time." : board.frozen || this.wasEnded ? "No finding." : "No finding. What goes wrong is shown here; Why? asks every rank.";
-    const calm = board.checking && !findings.length ? "What the run has computed is being checked." : findings.length || benchmark.what || board.loading || todo.length ? "" : none;
+    const none = paused && !board.frozen ? `Paused: ${nameRanks(paused)}. Step: one step on. Continue: run to the end.` : this.past ? "No problem had been found at that time." : board.frozen || this.wasEnded ? "No problem found." : "No problem found. If something goes wrong, it appears here; Why? asks every rank now.";
+    const calm = board.checking && !findings.length ? "Checking results…" : findings.length || benchmark.what || board.loading || todo.length ? "" : none;
     if (this.calm.textContent !== calm) this.calm.textContent = calm;
   }
 
@@ -243,7 +243,7 @@ class Page {
     // Of ranks that ended without a finding, nothing is left to be read below.
     this.tabs.hidden = Boolean(this.get("board").frozen && !own.locations.length && !this.get("answers")?.length);
     drawTabs(this.tabs, (name) => (name in own ? own[name] : this.get(name)), (message) => this.send(message));
-    this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
+    this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows an earlier moment" })) : this.get("actions"), this.get("busy"));
   }
 
   /** A key steps wherever in this notebook the focus is, unless the front end takes it. */

@@ -186,7 +186,7 @@ class Tabs {
       this.fixed.length > 1 && this.about(asked && stack, "%ddp_where"),
       stack?.error && make("p", {}, stack.error),
       make("div", { class: "ddpb-sources" }, asked && !stack.error ? stack.classes.map(stackOf) : locations.map(sourceOf)),
-      !asked && !locations.length && hint("No rank waits in a collective."),
+      !asked && !locations.length && hint("No rank is waiting in a collective."),
     ]);
   }
 
@@ -203,13 +203,13 @@ class Tabs {
     const [head, , tables] = body.children;
     show(head, [table?.at, table?.of], () => this.about(table, "%ddp_vars"));
     show(tables, [table, this.seek.value, this.onlyOdd.checked], () => {
-      if (!table) return hint("The ranks are asked …");
+      if (!table) return hint("Asking ranks…");
       if (table.error) return make("p", {}, table.error);
       const wanted = (row) => row.name.toLowerCase().includes(this.seek.value.toLowerCase()) && (row.differs || !this.onlyOdd.checked);
       const sections = table.sections.map((section) => ({ ...section, rows: section.rows.filter(wanted) })).filter(({ rows, left_out: more }) => rows.length || more);
       return [
         ...sections.map(variablesOf),
-        !sections.length && hint(table.sections.some(({ rows }) => rows.length) ? "None of them." : "The ranks have no variables."),
+        !sections.length && hint(table.sections.some(({ rows }) => rows.length) ? "None of them." : "No variables are defined on the ranks yet."),
         ...table.notes.map((note) => hint(note)),
       ];
     });
@@ -222,7 +222,7 @@ class Tabs {
     if (!body.firstChild) {
       const again = () => this.drawConsole(body);
       this.search = make("input", { type: "search", placeholder: "search", "aria-label": "Search what ranks wrote", oninput: again });
-      this.rank = make("select", { "aria-label": "Of which rank", onchange: again, ...OWN_KEYS });
+      this.rank = make("select", { "aria-label": "Rank", onchange: again, ...OWN_KEYS });
       body.append(make("div", { class: "ddpb-about" }, this.rank, this.search, make("span", { role: "status" })), make("div"));
     }
     const [head, groups] = body.children;
@@ -237,7 +237,7 @@ class Tabs {
       this.hits = 0;
       return [
         ...wanted.map((group) => this.outputOf(group, query, !folded.has(group.ranks))),
-        !wanted.length && hint(output?.title ? `Nothing was written in ${output.title}.` : "Nothing has run yet."),
+        !wanted.length && hint(output?.title ? `${output.title} wrote nothing.` : "Nothing has run yet."),
         ...(output?.notes ?? []).map((note) => hint(note)),
       ];
     });
@@ -260,7 +260,7 @@ class Tabs {
     show(body, runs ?? null, () =>
       runs?.length
         ? make("table", {},
-            make("thead", {}, make("tr", {}, ["", "run", "began", "took", "how it ended", "what was found"].map((word) => make("th", { scope: "col" }, word)))),
+            make("thead", {}, make("tr", {}, ["", "run", "began", "took", "outcome", "problem"].map((word) => make("th", { scope: "col" }, word)))),
             make("tbody", {}, runs.map((run) =>
               make("tr", { class: run.ok || run.running ? "" : "ddpb-bad" },
                 make("td", { "aria-hidden": "true" }, run.running ? "▶" : run.ok ? "✓" : "✗"),
@@ -275,7 +275,7 @@ class Tabs {
       make("div", { class: `ddpb-about${answer.ok ? "" : " ddpb-bad"}` },
         make("code", {}, answer.magic), answer.ok ? "" : make("b", {}, "did not work"),
         make("span", {}, [answer.of, answer.at].filter(Boolean).join(" · ")),
-        answer.old && make("span", { class: "ddpb-category" }, "old: another run has begun since"),
+        answer.old && make("span", { class: "ddpb-category" }, "outdated: a newer run has started"),
         copyButton(answer.text, "the answer"),
         small({ "aria-label": `Close ${labelOf(answer.magic)}`, onclick: () => this.close(answer.number) }, "× Close")),
       make("pre", { class: answer.old ? "ddpb-old" : "" }, answer.text),

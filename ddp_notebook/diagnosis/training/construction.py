@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.majority import vote
+from ddp_notebook.diagnosis.training.replicas import named
 from ddp_notebook.model import (
-    Category,
     Finding,
     Ranks,
     StepRow,
     by_value,
     counted,
+    cut,
     exit_text,
     format_bytes,
     format_ranks,
     name_ranks,
-    them,
-    verb,
 )
 from ddp_notebook.model.ddp import (
     Bucket,
@@ -40,6 +40,8 @@ from ddp_notebook.model.ddp import (
 
 _NAME = attrgetter("name")
 _MOST_NAMES, _MOST_LINES = 6, 40
+_LONGEST_ERROR = 44
+"""So many characters of an error have room in a title."""
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
 
@@ -49,11 +51,12 @@ _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The first place where two fingerprints part: which, and what is there in each."""
+    """The first place where two fingerprints differ: of what, and what each of them has."""
 
     place: tuple[int, int, int]
     """Parameters before buffers, their number before their kind, then the index."""
-    where: str
+    what: str
+    """The tensor; empty for the model."""
     theirs: str
     ours: str
     note: str = ""
@@ -62,8 +65,8 @@ class _Difference:
 def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tuple[Finding, ...]:
     """Nothing when all ranks have the same; else one finding that names the ranks in the minority.
 
-    Its cause is the first difference in words; the evidence says for each set of such ranks
-    how much differs. `name` is the variable, for what to type.
+    Its title is the first difference; the evidence says for each set of such ranks how much
+    differs. `name` is the variable, for what to type.
     """
     # The first place where any rank differs from most: what comes behind it often follows from it,
     # as one layer more moves all names that are after it.
@@ -74,23 +77,21 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
     differences = {ranks: _first_difference(fingerprints[ranks[0]], ours) for ranks in votes.others}
     first = min(differences.values(), key=lambda each: each.place)
     same_place = {ranks: d for ranks, d in differences.items() if d.place == first.place}
-    theirs = ", ".join(
-        f"{verb(ranks, 'has', 'have')} {d.theirs}" for ranks, d in same_place.items()
-    )
-    where = f"{first.where}: " if first.where else ""
     return (
-        Finding(
-            category=Category.PARAM_MISMATCH,
-            ranks=culprits,
-            cause=f"{where}{theirs}, {verb(right, 'has', 'have')} {first.ours}{first.note}",
-            remedy=(
-                f"Make {name} on {name_ranks(culprits)} as on {name_ranks(right)} "
-                f"(%%ddp --ranks {format_ranks(culprits)}), then again: %ddp_wrap {name}"
-            ),
+        catalogue.finding(
+            "param-mismatch.model",
+            culprits,
             evidence=tuple(
                 f"{name_ranks(ranks)}: {_how_much(fingerprints[ranks[0]], ours)}"
                 for ranks in votes.others
             ),
+            what=f"{first.what} of `{name}`" if first.what else f"`{name}`",
+            theirs=tuple(f"{d.theirs} on {name_ranks(ranks)}" for ranks, d in same_place.items()),
+            ours=first.ours,
+            right=right,
+            note=first.note,
+            name=name,
+            set_of_ranks=format_ranks(culprits),
         ),
     )
 
@@ -98,18 +99,19 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
 def _first_difference(theirs: Fingerprint, ours: Fingerprint) -> _Difference:
     for number, (kind, their, our) in enumerate(_sections(theirs, ours)):
         if len(their) != len(our):
-            note = _missing_and_extra(their, our)
             parts = counted(len(their), kind), counted(len(our), kind)
+            note = _missing_and_extra(their, our, named)
             return _Difference((number, 0, 0), "", *parts, note)
         reordered = Counter(map(_NAME, their)) == Counter(map(_NAME, our))
         for index, (one, other) in enumerate(zip(their, our, strict=True)):
-            place, where = (number, 1, index), f"{kind} {index}"
+            place = number, 1, index
             if one.name != other.name:
-                note = " (the same names in another order)" if reordered else ""
-                return _Difference(place, where, one.name, other.name, note)
+                note = "the same names in another order" if reordered else ""
+                names = f"the name `{one.name}`", f"the name `{other.name}`"
+                return _Difference(place, f"{kind} {index}", *names, note)
             for a, b in zip(_in_words(one), _in_words(other), strict=True):
                 if a != b:
-                    return _Difference(place, f"{where}, {other.name}", a, b)
+                    return _Difference(place, f"`{other.name}`", a, b)
     raise ValueError("these fingerprints do not differ")
 
 
@@ -122,8 +124,8 @@ def _sections(
 
 def _in_words(tensor: TensorInfo) -> tuple[str, ...]:
     return (
-        str(tensor.shape),
-        tensor.dtype,
+        f"shape {tensor.shape}",
+        f"dtype {tensor.dtype}",
         f"requires_grad={tensor.requires_grad}",
         f"device {tensor.device}",
         f"stride {tensor.stride}",
@@ -134,21 +136,24 @@ def _how_much(theirs: Fingerprint, ours: Fingerprint) -> str:
     parts = []
     for kind, their, our in _sections(theirs, ours):
         if len(their) != len(our):
-            names = _missing_and_extra(their, our)
-            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names}")
+            names = _missing_and_extra(their, our, lambda names: (some(names),))
+            parts.append(f"{counted(len(their), kind)}, not {len(our)} ({names})")
         elif other := [b.name for a, b in zip(their, our, strict=True) if a != b]:
             parts.append(f"{len(other)} of {len(our)} {kind}s differ: {some(other)}")
     return "; ".join(parts)
 
 
-def _missing_and_extra(theirs: Sequence[TensorInfo], ours: Sequence[TensorInfo]) -> str:
-    """Return which names are missing, and which are there besides, in brackets."""
+def _missing_and_extra(
+    theirs: Sequence[TensorInfo],
+    ours: Sequence[TensorInfo],
+    shown: Callable[[list[str]], tuple[str, ...]],
+) -> str:
     their, our = list(map(_NAME, theirs)), list(map(_NAME, ours))
-    missing = some([name for name in our if name not in their])
-    extra = some([name for name in their if name not in our])
-    parts = (missing and f"{missing} missing", extra and f"{extra} too much")
-    words = ", ".join(filter(None, parts))
-    return f" ({words})" if words else ""
+    parts = {
+        "missing": [name for name in our if name not in their],
+        "extra": [name for name in their if name not in our],
+    }
+    return "; ".join(f"{part}: {', '.join(shown(names))}" for part, names in parts.items() if names)
 
 
 # -- what must agree later on -----------------------------------------------------------
@@ -163,11 +168,7 @@ def diverged(hashes: Mapping[int, tuple[str, ...]], name: str = "model") -> tupl
     others, right = votes.minority, votes.majority
     if not others:
         return ()
-    cause = (
-        f"{verb(others, 'has', 'have')} other values than {name_ranks(right)} after the broadcast"
-    )
-    remedy = f"Does other code change {name} at the same time? Then again: %ddp_wrap {name}"
-    return (Finding(Category.UNDECIDED, others, cause, remedy),)
+    return (catalogue.finding("undecided.after-broadcast", others, right=right, name=name),)
 
 
 def other_buckets(plans: Mapping[int, BucketPlan], name: str = "model") -> tuple[Finding, ...]:
@@ -176,12 +177,7 @@ def other_buckets(plans: Mapping[int, BucketPlan], name: str = "model") -> tuple
     others, right = votes.minority, votes.majority
     if not others:
         return ()
-    cause = (
-        f"{verb(others, 'has', 'have')} other buckets than {name_ranks(right)}: "
-        "embeddings with sparse gradients on some ranks alone make such"
-    )
-    remedy = f"Make {name} with the same `sparse=` on all ranks, then again: %ddp_wrap {name}"
-    return (Finding(Category.PARAM_MISMATCH, others, cause, remedy),)
+    return (catalogue.finding("param-mismatch.buckets", others, right=right, name=name),)
 
 
 # -- failures --------------------------------------------------------------------------
@@ -205,13 +201,14 @@ def failures(
     if dead:
         everyone_else = tuple(sorted({*waiting, *failed} - dead.keys()))
         return tuple(
-            Finding(
-                Category.RANK_DIED,
+            catalogue.finding(
+                "rank-died.wrapping",
                 ranks,
-                f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
-                f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
                 waiting=everyone_else,
-                commands=(_restart(ranks),),
+                stage=stage,
+                exit=exit_text(code),
+                set_of_ranks=format_ranks(ranks),
+                name=name,
             )
             for ranks, code in by_value(dead)
         )
@@ -219,51 +216,52 @@ def failures(
         return tuple(_out_of_memory(stage, memory, victims, name))
     findings = []
     for ranks, failure in by_value(failed):
-        category = Category.EXCEPTION_ON_ONE_RANK
-        remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
-        if "no backend type associated with device type" in failure.text.lower():
-            category = Category.BACKEND_DEVICE_MISMATCH
-            remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
-        commands = (_restart(ranks),) if waiting else ()
-        if waiting:
-            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
-        cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
-        findings.append(Finding(category, ranks, cause, remedy, waiting, commands=commands))
-    if findings:
-        return tuple(findings)
-    cause = f"{name_ranks(waiting)} did not come out of stage {stage} of %ddp_wrap"
-    restart = _restart(waiting)
-    remedy = f"{restart}, then again: %ddp_wrap {name}"
-    return (Finding(Category.UNDECIDED, (), cause, remedy, waiting=waiting, commands=(restart,)),)
-
-
-def _restart(ranks: Ranks) -> str:
-    return f"%ddp_restart --ranks {format_ranks(ranks)}"
+        no_backend = "no backend type associated with device type" in failure.text.lower()
+        error = cut(failure.text, _LONGEST_ERROR)
+        findings.append(
+            catalogue.finding(
+                "backend-device-mismatch.wrapping"
+                if no_backend
+                else "exception-on-one-rank.wrapping",
+                ranks,
+                waiting=waiting,
+                evidence=(failure.text,) if error != failure.text else (),
+                stage=stage,
+                error=error,
+                restarted=format_ranks(ranks) if waiting else "",
+                name=name,
+            )
+        )
+    return tuple(findings) or (
+        catalogue.finding(
+            "undecided.wrapping",
+            (),
+            waiting=waiting,
+            stage=stage,
+            set_of_ranks=format_ranks(waiting),
+            name=name,
+        ),
+    )
 
 
 def _out_of_memory(
     stage: WrapStage, memory: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
+    # The others are in a collective that this rank has not joined: the group is out of step, and
+    # only a new one helps.
+    stuck = bool(waiting or stage.collective)
     for ranks, failure in by_value(memory):
-        restart = f"{_restart(ranks)}, make {name} there"
-        remedy = f"Free memory there, or {restart}; then again: %ddp_wrap {name}"
-        if waiting or stage.collective:
-            # The others are in a collective that this rank has not joined: the group is out of
-            # step, and only a new one helps.
-            remedy = f"Give {them(ranks)} more memory, {restart}, then "
-            remedy += f"again: %ddp_wrap {name}. %ddp_restart says which rank it cannot free"
         asked = _ASKED.search(failure.text)
         size = asked[1] if asked else ""
-        size = format_bytes(int(size.split()[0])) if size.endswith("bytes") else size
-        more = f": {size} more were not to be had" if size else ""
-        yield Finding(
-            Category.OOM_ON_ONE_RANK,
+        yield catalogue.finding(
+            "oom-on-one-rank.wrapping-stuck" if stuck else "oom-on-one-rank.wrapping",
             ranks,
-            f"out of memory in stage {stage} of %ddp_wrap{more}",
-            remedy,
             waiting=waiting,
             evidence=(f"{name_ranks(ranks)}: {failure.text}",),
-            commands=(_restart(ranks),),
+            stage=stage,
+            size=format_bytes(int(size.split()[0])) if size.endswith("bytes") else size,
+            set_of_ranks=format_ranks(ranks),
+            name=name,
         )
 
 
@@ -316,7 +314,7 @@ def stopped_rows(
             return before(stage), "failed", text
         if rank in waiting:
             return before(stage), "waiting", f"in stage {stage}"
-        return before(stage), "paused", "has done its part"
+        return before(stage), "paused", "has passed it"
 
     needed = tuple(sorted({*dead, *failed}))
     return rows({rank: state(rank) for rank in ranks}, waits_for=needed)
@@ -375,12 +373,12 @@ def what_changed(synced: Mapping[int, Synced], model: Fingerprint) -> dict[int, 
 def plan_lines(plan: BucketPlan) -> tuple[str, ...]:
     """The buckets before any gradient was seen."""
     first, others = plan.limits_bytes
-    limits = f"a bucket is closed when it has {format_bytes(others)}"
-    limits += f", the first one when it has {format_bytes(first)}" if first != others else ""
+    limits = f"a bucket is full at {format_bytes(others)}"
+    limits += f", the first one at {format_bytes(first)}" if first != others else ""
     if plan.later is None:
         return (f"Buckets ({limits}; DDP keeps them):", *bucket_lines(plan.first))
     return (
-        "In the first step, as the order of gradients is not known yet:",
+        "In the first step (the order of gradients is not known yet):",
         *bucket_lines(plan.first),
         f"From the second step on, if gradients come in reverse order ({limits}):",
         *bucket_lines(plan.later),
@@ -404,10 +402,10 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     """Return what DDP learnt from the steps so far: the order of gradients, and the buckets."""
     first = known[min(known)]
     if not first.order:
-        before = "No step was made" if not first.steps else "No backward was run"
+        lacks = "step" if not first.steps else "backward"
         return (
-            f"{before} with {name} yet. DDP makes its buckets again when the second step begins, "
-            "in the order in which the gradients of the first became ready.",
+            f"{name} has not run a {lacks} yet. DDP rebuilds its buckets when the second step "
+            "begins, in the order in which gradients became ready in the first.",
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )
     order = [*first.order]
@@ -417,15 +415,18 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     lines = [f"Gradients became ready in this order ({_orders(known)}):"]
     lines += [f"  {place:<4}  {each}" for place, each in enumerate(order, 1)]
     lines += [
-        f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
+        f"No gradient for {some(idle)} on {name_ranks(ranks)}."
         for ranks, idle in by_value({rank: reduction.idle for rank, reduction in known.items()})
         if idle
     ]
     if first.buckets is None:
-        return (*lines, "This torch does not tell which buckets DDP makes of it.")
-    title = "DDP will make these buckets of it when the next step begins:"
+        return (
+            *lines,
+            "This version of torch does not show which buckets DDP makes of this order.",
+        )
+    title = "DDP will build these buckets from it when the next step begins:"
     if first.rebuilt:
-        title = "The buckets that DDP made of rank 0's first order when the second step began:"
+        title = "The buckets that DDP built from rank 0's first order when the second step began:"
     elif first.keeps:
         title = "With find_unused_parameters DDP keeps the buckets that it began with:"
     return (*lines, title, *bucket_lines(first.buckets))
@@ -437,4 +438,6 @@ def _orders(known: Mapping[int, Reduction]) -> str:
     if not votes.others:
         return f"{name_ranks(right)} alike" if len(right) > 1 else name_ranks(right)
     others = tuple(sorted(rank for rank in known if known[rank].order != known[min(known)].order))
-    return f"on rank {min(known)}, whose order all ranks take; another on {name_ranks(others)}"
+    return (
+        f"on rank {min(known)}, whose order all ranks use; a different one on {name_ranks(others)}"
+    )

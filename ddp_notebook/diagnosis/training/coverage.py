@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.training.replicas import (
@@ -18,6 +19,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     by_hand,
     differing,
     may_have_joined,
+    named,
     optimizers,
     some,
 )
@@ -29,15 +31,13 @@ from ddp_notebook.diagnosis.training.table import (
     those_that_have,
 )
 from ddp_notebook.model import (
-    Category,
     Finding,
     OptimizerFacts,
     Part,
+    Place,
     ReplicaFacts,
     TensorDigest,
-    agree,
     counted,
-    in_brackets,
     name_ranks,
 )
 
@@ -59,16 +59,15 @@ def _title(seen: _Replicas) -> str:
     return Model(seen.by_rank).title
 
 
-def _at(seen: _Replicas, place: str) -> str:
-    """Return a place of the culprits in brackets: ``bad_place``."""
+def _place(seen: _Replicas, place: str) -> Place | None:
+    """Return a place of the culprits: ``bad_place``."""
     return Model(seen.by_rank).place_of(seen.culprits, attrgetter(place))
 
 
-def _counts(seen: _Replicas, text: Callable[[ReplicaFacts], str]) -> Iterator[str]:
-    """Yield what the culprits counted, and that the replicas differ by now."""
+def _counts(seen: _Replicas, text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
+    """Return what the culprits counted, and that the replicas differ by now."""
     model = Model(seen.by_rank)
-    yield from model.counts(seen.culprits, text)
-    yield from model.apart
+    return (*model.counts(seen.culprits, text), *model.apart)
 
 
 def _trained_outside(of: Mapping[int, ReplicaFacts], each: ReplicaFacts) -> tuple[str, ...]:
@@ -92,22 +91,19 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
 @rule(
     Row[ReplicaFacts](
         read=attrgetter("unready_steps"),
-        category=Category.UNUSED_PARAMS,
-        cause=lambda seen: (
-            f"{some(seen.culprit.unready or ('some parameters',))} of {_title(seen)} got no "
-            "gradient: a bucket was never reduced, and the step used gradients of one rank"
-            f"{_at(seen, 'bad_place')}"
-        ),
-        remedy=(
-            "Use the parameters in forward, leave them out of the model, or give "
-            "DistributedDataParallel find_unused_parameters=True."
-        ),
-        evidence=lambda seen: _counts(
-            seen,
-            lambda e: (
-                f"{e.unready_steps} of {e.steps} steps came before all of "
-                f"{some(e.unready or ('its parameters',))} had a gradient"
+        says=lambda seen: catalogue.finding(
+            "unused-params.not-reduced",
+            seen.culprits,
+            evidence=_counts(
+                seen,
+                lambda e: (
+                    f"{e.unready_steps} of {e.steps} steps came before all of "
+                    f"{some(e.unready or ('its parameters',))} had a gradient"
+                ),
             ),
+            names=named(seen.culprit.unready) or "some parameters",
+            model=_title(seen),
+            site=_place(seen, "bad_place"),
         ),
         whose=_without_replaced,
     ),
@@ -141,7 +137,8 @@ def _never_forwarded(seen: _Replicas) -> bool:
     return not went_through and bool(Model(seen.by_rank).diverged) and not reduced
 
 
-def _say_no_forward(seen: _Replicas) -> str:
+def _stepped_at(seen: _Replicas) -> Place | None:
+    """Return where an optimizer steps that trains this model on all ranks."""
     key, held = seen.culprit.key, optimizers(seen.context.facts).values()
     trains = (
         each
@@ -149,11 +146,7 @@ def _say_no_forward(seen: _Replicas) -> str:
         if all(key in o.replicas and o.steps > o.idle_steps for o in each.values())
     )
     optimizer = next(iter(next(trains, {}).values()), None)
-    return (
-        f"no forward that was trained on came through {_title(seen)}, so no gradient is "
-        "reduced: the optimizer steps with gradients of one rank"
-        f"{in_brackets(optimizer.place if optimizer is not None else None)}"
-    )
+    return optimizer.place if optimizer is not None else None
 
 
 # https://github.com/jingyaogong/minimind/pull/854
@@ -162,35 +155,31 @@ def _say_no_forward(seen: _Replicas) -> str:
 @rule(
     Row[ReplicaFacts](
         read=attrgetter("bypassed_steps"),
-        category=Category.DDP_BYPASS,
-        cause=lambda seen: (
-            f"the forward calls the module inside {_title(seen)} and not the wrapper: no "
-            f"gradient is reduced{_at(seen, 'bypass_place')}"
-        ),
-        remedy=lambda seen: (
-            "Call the DistributedDataParallel object itself in training: "
-            f"{_name(seen)}(x), not {_name(seen)}.module(x)."
-        ),
-        evidence=lambda seen: _counts(
-            seen,
-            lambda e: (
-                f"{e.bypassed_steps} of {e.steps} steps after forwards around the wrapper; "
-                f"{e.forwards} forwards through it"
+        says=lambda seen: catalogue.finding(
+            "ddp-bypass.module-called",
+            seen.culprits,
+            evidence=_counts(
+                seen,
+                lambda e: (
+                    f"{e.bypassed_steps} of {e.steps} steps bypassed DDP; "
+                    f"{counted(e.forwards, 'forward')} through DDP"
+                ),
             ),
+            name=_name(seen),
+            site=_place(seen, "bypass_place"),
         ),
         is_wrong=_bypassed,
         whose=those_that_have,
     ),
     Row[ReplicaFacts](
         read=attrgetter("forwards"),
-        category=Category.DDP_BYPASS,
-        cause=_say_no_forward,
-        remedy=lambda seen: (
-            "Compute the loss from a call of the DistributedDataParallel object itself, "
-            f"{_name(seen)}(...), not of {_name(seen)}.module, its layers or its methods: have the "
-            "module's forward do what they do."
+        says=lambda seen: catalogue.finding(
+            "ddp-bypass.no-forward",
+            seen.culprits,
+            evidence=_counts(seen, lambda e: f"{counted(e.steps, 'step')}, no forward through DDP"),
+            name=_name(seen),
+            site=_stepped_at(seen),
         ),
-        evidence=lambda seen: _counts(seen, lambda e: f"{e.steps} steps, no forward through it"),
         is_wrong=_never_forwarded,
         whose=everyone,
     ),
@@ -209,19 +198,18 @@ def _name(seen: _Replicas) -> str:
 @rule(
     Row[ReplicaFacts](
         read=attrgetter("local_steps"),
-        category=Category.NO_SYNC_MISUSE,
-        cause=lambda seen: (
-            "no_sync covers the last backward before the optimizer's step: "
-            f"{_title(seen)} steps with gradients of one rank"
-            f"{_at(seen, 'bad_place')}"
-        ),
-        remedy="Leave no_sync for the last micro-batch before optimizer.step().",
-        evidence=lambda seen: _counts(
-            seen,
-            lambda e: (
-                f"{e.local_steps} of {e.steps} steps used gradients that were not reduced; "
-                f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
+        says=lambda seen: catalogue.finding(
+            "no-sync-misuse.last-backward",
+            seen.culprits,
+            evidence=_counts(
+                seen,
+                lambda e: (
+                    f"{e.local_steps} of {e.steps} steps used gradients that were not averaged; "
+                    f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
+                ),
             ),
+            model=_title(seen),
+            site=_place(seen, "bad_place"),
         ),
         whose=those_that_have,
     ),
@@ -235,19 +223,15 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
 @rule(
     Row[OptimizerFacts](
         read=attrgetter("pending_steps"),
-        category=Category.NO_SYNC_MISUSE,
-        cause=lambda seen: (
-            f"{seen.culprit.type} steps while the last backward's gradients are not reduced: "
-            "gradient sync is off for it, and they go into a later step"
-            f"{in_brackets(seen.culprit.pending_place)}"
-        ),
-        remedy=(
-            "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
-            "micro-batch before optimizer.step()."
-        ),
-        evidence=lambda seen: by_ranks(
-            {rank: seen.by_rank[rank] for rank in seen.culprits},
-            lambda e: f"{e.pending_steps} of {e.steps} steps",
+        says=lambda seen: catalogue.finding(
+            "no-sync-misuse.sync-off",
+            seen.culprits,
+            evidence=by_ranks(
+                {rank: seen.by_rank[rank] for rank in seen.culprits},
+                lambda e: f"gradient sync was off in {e.pending_steps} of {e.steps} steps",
+            ),
+            optimizer=seen.culprit.type,
+            site=seen.culprit.pending_place,
         ),
         whose=those_that_have,
     ),
@@ -260,14 +244,6 @@ def kept_back(context: Context) -> Iterator[_Optimizers]:
 # -- in a reducer ------------------------------------------------------------------------
 
 _HARDLY = 0.1
-
-
-def _say_outside(seen: _Replicas) -> str:
-    names = _trained_outside(seen.by_rank, seen.culprit)
-    return (
-        f"{some(names)} of {_title(seen)} {agree(names, 'was', 'were')} added or unfrozen "
-        f"after wrapping: {agree(names, 'its', 'their')} gradients are not reduced"
-    )
 
 
 def unwrapped_parameters(context: Context) -> Iterator[Finding]:
@@ -289,27 +265,24 @@ def unwrapped_parameters(context: Context) -> Iterator[Finding]:
             # Ranks that exchange anything large may have joined them in a way that is not seen.
             numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
             if names and not may_have_joined(context.collectives, of, numels):
-                yield Finding(
-                    Category.PARAMS_OUTSIDE_DDP,
+                yield catalogue.finding(
+                    "params-outside-ddp.other-parameters",
                     tuple(of),
-                    f"the optimizer also trains {some(names)}, in no DistributedDataParallel: "
-                    "every rank has its own values by now",
-                    "Put every trained parameter into the module that DistributedDataParallel "
-                    "wraps.",
-                    evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
+                    evidence=(f"differ between {name_ranks(of)}: {some(names)}",),
+                    names=named(names),
                 )
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
     read=attrgetter("outside"),
-    category=Category.PARAMS_OUTSIDE_DDP,
-    cause=_say_outside,
-    remedy=(
-        "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
-        "model again after it."
-    ),
-    evidence=lambda seen: _counts(
-        seen, lambda e: f"trains {some(_trained_outside(seen.by_rank, e))}, without a hook"
+    says=lambda seen: catalogue.finding(
+        "params-outside-ddp.after-wrapping",
+        seen.culprits,
+        evidence=_counts(
+            seen, lambda e: f"trains {some(_trained_outside(seen.by_rank, e))}, without a hook"
+        ),
+        names=named(_trained_outside(seen.by_rank, seen.culprit)),
+        model=_title(seen),
     ),
     whose=lambda seen: tuple(
         r for r, each in seen.by_rank.items() if _trained_outside(seen.by_rank, each)
@@ -347,47 +320,48 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
     # must be there that is trained, has tensors of mostly these sizes, and is held by no optimizer.
     held = {key for of in all_of for optimizer in of.values() for key in optimizer.replicas}
     for of in all_of:
+        optimizer = next(iter(of.values()))
         if all(
             _FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values()
         ):
             for model in context.models:
                 if model.key not in held and _as_large(model, of):
-                    yield _detached(
-                        of,
-                        f"of other tensors than the parameters of {model.title}:",
-                        "of the parameters of the model that is trained, after the model was "
-                        "copied, moved or loaded",
-                        {
-                            rank: f", and no optimizer that steps holds parameters of "
-                            f"{model.title}, which had {counted(replica.backwards, 'backward')}"
-                            for rank, replica in model.of.items()
-                        },
+                    yield catalogue.finding(
+                        "optimizer-detached.other-tensors",
+                        tuple(of),
+                        evidence=_idle(
+                            of,
+                            {
+                                rank: f"no optimizer that steps holds parameters of {model.title}, "
+                                f"which had {counted(replica.backwards, 'backward')}"
+                                for rank, replica in model.of.items()
+                            },
+                        ),
+                        optimizer=optimizer.type,
+                        model=model.title,
+                        site=optimizer.place,
                     )
             # An optimizer that divides its parameters among the ranks may have none on some.
             sharded = {r: context.facts[r].sharded_without_optimizer for r in of}
             if all(e.numels and e.numels == sharded[r] for r, e in of.items()):
-                yield _detached(
-                    of,
-                    "before fully_shard: it holds the tensors that the parameters were,",
-                    "after fully_shard(model)",
-                    {
-                        r: "; sharded parameters of the same sizes are in no optimizer, in "
-                        f"{counted(context.facts[r].backwards, 'backward')}"
-                        for r in of
-                    },
+                yield catalogue.finding(
+                    "optimizer-detached.fully-shard",
+                    tuple(of),
+                    evidence=_idle(
+                        of,
+                        {
+                            r: "sharded parameters of the same sizes are in no optimizer, in "
+                            f"{counted(context.facts[r].backwards, 'backward')}"
+                            for r in of
+                        },
+                    ),
+                    optimizer=optimizer.type,
+                    site=optimizer.place,
                 )
         elif all(optimizer.unheld for optimizer in of.values()):
-            each = next(iter(of.values()))
-            never = f"{agree(each.unheld, 'it is', 'they are')} never updated"
-            yield Finding(
-                Category.OPTIMIZER_DETACHED,
+            yield catalogue.finding(
+                "optimizer-detached.replaced",
                 tuple(of),
-                f"no optimizer holds {some(each.unheld)}, which "
-                f"{agree(each.unheld, 'gets', 'get')} gradients: {never}; {each.type} holds as "
-                f"many tensors that are in no model any more{in_brackets(each.place)}",
-                "Make the optimizer after the last change of the model (a new head, a copy, a "
-                "load): it keeps the tensors that it was given. Or give it the new ones: "
-                "opt.add_param_group(...).",
                 evidence=by_ranks(
                     of,
                     lambda e: (
@@ -395,6 +369,9 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
                         f"{some(e.unheld)} did, and no optimizer holds them"
                     ),
                 ),
+                names=named(optimizer.unheld),
+                optimizer=optimizer.type,
+                site=optimizer.place,
             )
 
 
@@ -416,21 +393,14 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
     )
 
 
-def _detached(of: _Optimizers, made: str, remedy: str, instead: Mapping[int, str]) -> Finding:
-    each = next(iter(of.values()))
-    return Finding(
-        Category.OPTIMIZER_DETACHED,
-        tuple(of),
-        f"{each.type} was made {made} none of them ever gets a gradient, and its steps change "
-        f"nothing{in_brackets(each.place)}",
-        f"Make the optimizer {remedy}: it keeps the tensors that it was given.",
-        evidence=by_ranks(
-            {
-                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
-                f"{counted(e.steps, 'step')}{instead[rank]}"
-                for rank, e in of.items()
-            }
-        ),
+def _idle(of: _Optimizers, instead: Mapping[int, str]) -> tuple[str, ...]:
+    """Return that no tensor had a gradient, and which ones do instead, as lines of evidence."""
+    return by_ranks(
+        {
+            rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+            f"{counted(e.steps, 'step')}; {instead[rank]}"
+            for rank, e in of.items()
+        }
     )
 
 
@@ -444,21 +414,16 @@ def _are_forgotten(seen: _Replicas) -> bool:
 @rule(
     Row[ReplicaFacts](
         read=attrgetter("unheld"),
-        category=Category.OPTIMIZER_DETACHED,
-        cause=lambda seen: (
-            f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which "
-            f"{agree(seen.culprit.unheld, 'gets', 'get')} gradients: "
-            f"{agree(seen.culprit.unheld, 'it is', 'they are')} never updated, though what is "
-            "before and after is"
+        says=lambda seen: catalogue.finding(
+            "optimizer-detached.left-out",
+            seen.culprits,
+            evidence=(
+                f"on {name_ranks(seen.by_rank)}: a gradient in each step, in no optimizer, the "
+                f"same values after {seen.culprit.steps} steps: {some(seen.culprit.unheld)}",
+            ),
+            names=named(seen.culprit.unheld),
+            model=_title(seen),
         ),
-        remedy=(
-            "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
-            "on those that are not, before DistributedDataParallel(model)."
-        ),
-        evidence=lambda seen: [
-            f"on {name_ranks(seen.by_rank)}: a gradient in each step, in no optimizer, the same "
-            f"values after {seen.culprit.steps} steps: {some(seen.culprit.unheld)}"
-        ],
         is_wrong=_are_forgotten,
         whose=everyone,
     ),
@@ -486,16 +451,16 @@ def untied(context: Context) -> Iterator[Finding]:
             if line is None or not apart:
                 continue
             one, other = pair
-            yield Finding(
-                Category.WEIGHT_TYING_LOST,
+            yield catalogue.finding(
+                "weight-tying-lost.two-parameters",
                 tuple(model.of),
-                f"{one} and {other} of {model.title} are two parameters, which had the same values "
-                f"and are trained apart, though the code makes them one tensor ({line})",
-                "Tie them again after what replaces parameters (load_state_dict(assign=True), "
-                "deepcopy of a part, new layers), and before DistributedDataParallel(model).",
                 evidence=(
                     f"equal when the model was wrapped, not equal after {model.first.steps} steps: "
                     f"{one}, {other}",
                     f"{line}: {line.text}",
                 ),
+                one=one,
+                other=other,
+                model=model.title,
+                code=line.text,
             )

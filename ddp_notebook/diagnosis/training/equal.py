@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, ne
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import each_with, outvoted
+from ddp_notebook.diagnosis.majority import outvoted
 from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.diagnosis.source_code.training_code import draw_around
 from ddp_notebook.diagnosis.training.replicas import (
@@ -24,15 +25,16 @@ from ddp_notebook.diagnosis.training.replicas import (
     evaluated_together,
     exchanging,
     flat_sizes,
+    named,
     optimizers,
     some,
 )
 from ddp_notebook.diagnosis.training.table import Compared, Row, differs, everyone, rule
 from ddp_notebook.model import (
-    Category,
     Collective,
     Copy,
     EvaluationFacts,
+    Finding,
     Input,
     LoaderFacts,
     OptimizerFacts,
@@ -44,7 +46,6 @@ from ddp_notebook.model import (
     SamplerFacts,
     StepStart,
     counted,
-    in_brackets,
     name_ranks,
 )
 
@@ -78,17 +79,20 @@ def _read_other_metrics(of: Mapping[int, OptimizerFacts]) -> bool:
     return () not in metrics and len(set(metrics)) > 1
 
 
-def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
+def _other_rates(seen: Compared[OptimizerFacts]) -> Finding:
     rates = {rank: _rates(optimizer) for rank, optimizer in seen.by_rank.items()}
-    right = next((rates[rank] for rank in sorted(rates) if rank not in seen.culprits), "")
-    which = seen.against(rates, f"others with {right}")
-    if _read_other_metrics(seen.by_rank):
-        which = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
-    at = in_brackets(seen.culprit.place)
-    return f"{seen.culprit.type} steps with learning rate {which}: replicas drift apart{at}"
+    by_metric = _read_other_metrics(seen.by_rank)
+    return catalogue.finding(
+        "replica-divergence.metric" if by_metric else "replica-divergence.rate",
+        seen.culprits,
+        evidence=tuple(_rates_shown(seen)),
+        optimizer=seen.culprit.type,
+        site=seen.culprit.place,
+        **seen.against(rates),
+    )
 
 
-def _other_rates(seen: Compared[OptimizerFacts]) -> bool:
+def _rates_differ(seen: Compared[OptimizerFacts]) -> bool:
     """True where ranks have different learning rates, and each can be read: no GPU works on one."""
     return differs(seen) and not any(None in rates for rates in seen.values.values())
 
@@ -118,14 +122,8 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
 @rule(
     Row[OptimizerFacts](
         read=attrgetter("lrs"),
-        category=Category.REPLICA_DIVERGENCE,
-        cause=_say_other_rates,
-        remedy=(
-            "Give the optimizer and its scheduler the same values on every rank; a scheduler "
-            "that reads a metric needs the same metric (all_reduce it)."
-        ),
-        evidence=_rates_shown,
-        is_wrong=_other_rates,
+        says=_other_rates,
+        is_wrong=_rates_differ,
         whose=lambda seen: (
             outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
             if _read_other_metrics(seen.by_rank)
@@ -134,17 +132,14 @@ def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
     ),
     Row[OptimizerFacts](
         read=attrgetter("options"),
-        category=Category.REPLICA_DIVERGENCE,
-        cause=lambda seen: (
-            f"{seen.culprit.type} has "
-            + seen.against(
-                {rank: some(own) for rank, own in _own_options(seen).items()},
-                "and something else on the other ranks",
-            )
-            + f": replicas drift apart{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "replica-divergence.option",
+            seen.culprits,
+            evidence=seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
+            optimizer=seen.culprit.type,
+            site=seen.culprit.place,
+            **seen.against({rank: some(own, 2) for rank, own in _own_options(seen).items()}),
         ),
-        remedy="Give the optimizer the same options on every rank.",
-        evidence=lambda seen: seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
         is_wrong=lambda seen: differs(seen) and len(set(map(len, seen.values.values()))) == 1,
         whose=lambda seen: strayed(
             seen.context.sources,
@@ -174,6 +169,12 @@ def _whose_setting(seen: Compared[str]) -> Ranks:
     return strayed(seen.context.sources, seen.values, (last, f"set_{what}", f"use_{what}"))
 
 
+def _setter(name: str) -> str:
+    """Return ``torch.set_default_dtype(...)`` of ``torch.get_default_dtype()``."""
+    setter = name.replace(".get_", ".set_").replace(".are_", ".use_").replace("_enabled", "")
+    return setter.replace("()", "(...)")
+
+
 def _setting(seen: Compared[str]) -> str:
     return seen.by_rank[min(seen.by_rank)].partition("=")[0]
 
@@ -181,17 +182,14 @@ def _setting(seen: Compared[str]) -> str:
 @rule(
     Row[str](
         read=lambda setting: setting,
-        category=Category.NUMERICS_MISMATCH,
-        cause=lambda seen: (
-            f"{_setting(seen)} is "
-            + seen.against(
-                {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()},
-                "and something else on other ranks",
-            )
-            + ": they compute with other precision"
+        says=lambda seen: catalogue.finding(
+            "numerics-mismatch.setting",
+            seen.culprits,
+            evidence=seen.lines(str),
+            setting=_setting(seen),
+            setter=_setter(_setting(seen)),
+            **seen.against({rank: text.partition("=")[2] for rank, text in seen.by_rank.items()}),
         ),
-        remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
-        evidence=lambda seen: seen.lines(lambda setting: setting),
         whose=_whose_setting,
     ),
 )
@@ -227,34 +225,31 @@ def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in model.first.batch_buffers)
 
 
-def _say_other_order(seen: Compared[ReplicaFacts]) -> str:
-    same = len({tuple(sorted(order)) for order in seen.values.values()}) == 1
-    what = "in another order" if same else "of other names"
-    return (
-        f"the buffers of {Model(seen.by_rank).title} are {what} than on the other ranks: DDP sends "
-        "them by place, so they get each other's values"
-    )
+def _have_same_names(seen: Compared[ReplicaFacts]) -> bool:
+    return len({tuple(sorted(order)) for order in seen.values.values()}) == 1
 
 
 @rule(
     Row[ReplicaFacts](
         read=attrgetter("buffer_order"),
-        category=Category.BUFFER_SYNC,
-        cause=_say_other_order,
-        remedy="Register the same buffers in the same order on every rank.",
-        evidence=lambda seen: seen.lines(lambda replica: some(replica.buffer_order or ("none",))),
+        says=lambda seen: catalogue.finding(
+            "buffer-sync.order" if _have_same_names(seen) else "buffer-sync.names",
+            seen.culprits,
+            evidence=seen.lines(lambda replica: some(replica.buffer_order or ("none",))),
+            model=Model(seen.by_rank).title,
+        ),
     ),
     Row[ReplicaFacts](
         read=attrgetter("buffers"),
-        category=Category.BUFFER_SYNC,
-        cause=lambda seen: (
-            f"with broadcast_buffers=False the buffer {some(_drifted(seen.by_rank))} of "
-            f"{Model(seen.by_rank).title} is another on every rank by now"
+        says=lambda seen: catalogue.finding(
+            "buffer-sync.not-sent",
+            seen.culprits,
+            evidence=(
+                f"differ between {name_ranks(seen.by_rank)}: {some(_drifted(seen.by_rank))}",
+            ),
+            model=Model(seen.by_rank).title,
+            names=named(_drifted(seen.by_rank)),
         ),
-        remedy="Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
-        evidence=lambda seen: [
-            f"not the same on {name_ranks(seen.by_rank)}: {some(_drifted(seen.by_rank))}"
-        ],
         is_wrong=lambda seen: bool(_drifted(seen.by_rank)),
         whose=everyone,
     ),
@@ -283,20 +278,16 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
 @rule(
     Row[_Evaluated](
         read=lambda each: each.evaluation.statistics,
-        category=Category.BUFFER_SYNC,
-        cause=lambda seen: (
-            "with broadcast_buffers=False the running statistics of "
-            f"{seen.culprit.model.title} are those of each rank's own batches: every rank "
-            f"evaluates another model{in_brackets(seen.culprit.evaluation.place)}"
+        says=lambda seen: catalogue.finding(
+            "buffer-sync.statistics",
+            seen.culprits,
+            evidence=(
+                f"running statistics of {name_ranks(seen.by_rank)} differ at the start of "
+                f"{counted(seen.culprit.times, 'evaluation')}",
+            ),
+            model=seen.culprit.model.title,
+            site=seen.culprit.evaluation.place,
         ),
-        remedy=(
-            "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
-            "running_var before each evaluation."
-        ),
-        evidence=lambda seen: [
-            f"running statistics differ between {name_ranks(seen.by_rank)} at the begin of "
-            f"{counted(seen.culprit.times, 'evaluation')}"
-        ],
         whose=everyone,
     ),
 )
@@ -350,12 +341,14 @@ def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
     return {r: each for r, each in seen.by_rank.items() if each.shuffle and len(each.epochs) > 1}
 
 
-def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
-    never = not any(seen.by_rank[rank].epochs_set for rank in seen.culprits)
-    why = "set_epoch is never called" if never else f"every epoch is epoch {seen.culprit.epochs[0]}"
-    return (
-        f"DistributedSampler was iterated {len(seen.culprit.epochs)} times in the same order: {why}"
-        f"{in_brackets(seen.culprit.place)}"
+def _same_epoch(seen: Compared[SamplerFacts]) -> Finding:
+    ever = any(seen.by_rank[rank].epochs_set for rank in seen.culprits)
+    return catalogue.finding(
+        "sampler-misuse.same-epoch" if ever else "sampler-misuse.no-epoch",
+        seen.culprits,
+        evidence=tuple(_epochs_shown(seen)),
+        times=len(seen.culprit.epochs),
+        site=seen.culprit.place,
     )
 
 
@@ -369,15 +362,14 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
 @rule(
     Row[SamplerFacts](
         read=attrgetter("num_replicas"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            f"its DistributedSampler divides the data by num_replicas={seen.culprit.num_replicas}, "
-            f"and {len(seen.by_rank)} ranks train{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "sampler-misuse.num-replicas",
+            seen.culprits,
+            evidence=seen.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
+            number=seen.culprit.num_replicas,
+            count=len(seen.by_rank),
+            site=seen.culprit.place,
         ),
-        remedy=lambda seen: (
-            f"Leave num_replicas and rank out, or give num_replicas={len(seen.by_rank)}."
-        ),
-        evidence=lambda seen: seen.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
         is_wrong=_is_divided_among_all,
         whose=lambda seen: tuple(
             rank for rank, number in seen.values.items() if number != len(seen.by_rank)
@@ -385,13 +377,12 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
     ),
     Row[SamplerFacts](
         read=attrgetter("rank"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            "its DistributedSampler takes the shard of another rank: both train on the same "
-            f"samples, and others are never seen{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "sampler-misuse.shard",
+            seen.culprits,
+            evidence=seen.lines(lambda e: f"shard {e.rank} of {e.num_replicas}"),
+            site=seen.culprit.place,
         ),
-        remedy="Leave rank= out of DistributedSampler, or give dist.get_rank().",
-        evidence=lambda seen: seen.lines(lambda e: f"shard {e.rank} of {e.num_replicas}"),
         is_wrong=lambda seen: (
             _is_divided_among_all(seen) and len(set(seen.values.values())) < len(seen.by_rank)
         ),
@@ -401,29 +392,23 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
     ),
     Row[SamplerFacts](
         read=attrgetter("order"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            "its data set has the same data as the others' in another order, or another part of "
-            "them: DistributedSampler takes each rank's samples from another list, so ranks train "
-            f"on the same samples, and others are never seen{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "sampler-misuse.order",
+            seen.culprits,
+            evidence=seen.lines(lambda e: f"order {e.order} of {e.length} samples"),
+            site=seen.culprit.place,
         ),
-        remedy=(
-            "Shuffle and split on every rank with the same seed: random_split(..., "
-            "generator=torch.Generator().manual_seed(seed)), a random.Random(seed) of its own, "
-            "sorted() of a list of files."
-        ),
-        evidence=lambda seen: seen.lines(lambda e: f"order {e.order} of {e.length} samples"),
         is_wrong=_is_of_other_order,
     ),
     Row[SamplerFacts](
         read=attrgetter("seed"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            "its DistributedSampler has another seed than the others': the ranks' shards are of "
-            f"other orders, and overlap{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "sampler-misuse.seed",
+            seen.culprits,
+            evidence=seen.lines(lambda e: f"seed={e.seed}"),
+            site=seen.culprit.place,
+            **seen.against({rank: str(seed) for rank, seed in seen.values.items()}),
         ),
-        remedy="Give DistributedSampler the same seed= on every rank.",
-        evidence=lambda seen: seen.lines(lambda e: f"seed={e.seed}"),
         is_wrong=lambda seen: (
             differs(seen) and all(sampler.shuffle for sampler in seen.by_rank.values())
         ),
@@ -436,23 +421,19 @@ def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
     ),
     Row[SamplerFacts](
         read=attrgetter("epochs"),
-        category=Category.SAMPLER_MISUSE,
-        cause=_say_same_epoch,
-        remedy="Call sampler.set_epoch(epoch) before each epoch's loop.",
-        evidence=_epochs_shown,
+        says=_same_epoch,
         whose=lambda seen: tuple(
             rank for rank, sampler in _shuffled(seen).items() if len(set(sampler.epochs)) == 1
         ),
     ),
     Row[SamplerFacts](
         read=attrgetter("epochs"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            "set_epoch is given other numbers than on the other ranks: their shards are of other "
-            f"orders, and overlap{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "sampler-misuse.other-epochs",
+            seen.culprits,
+            evidence=tuple(_epochs_shown(seen)),
+            site=seen.culprit.place,
         ),
-        remedy="Call sampler.set_epoch(epoch) with the same epoch on every rank.",
-        evidence=_epochs_shown,
         is_wrong=lambda seen: len({len(each.epochs) for each in _shuffled(seen).values()}) == 1,
         whose=lambda seen: outvoted({r: each.epochs for r, each in _shuffled(seen).items()}),
     ),
@@ -463,23 +444,23 @@ def sampler_misuse(context: Context) -> Iterator[dict[int, SamplerFacts]]:
     yield from by_key(context.facts, lambda run: run.samplers).values()
 
 
-def _undivided(loader: LoaderFacts) -> tuple[str, str]:
-    """Return why all ranks read the same, and the remedy."""
-    if loader.stream:
-        return (
-            f"{loader.stream}, an IterableDataset, is not divided among the ranks",
-            f"Have {loader.stream}.__iter__ yield a part for each rank: every world-size-th "
-            "sample, from dist.get_rank() on (and of these a part for each worker).",
-        )
-    if loader.sampler not in _PLAIN:
-        return (
-            f"the DataLoader's {loader.sampler} draws the same samples on each of them",
-            "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
-            "every world-size-th of its samples, from dist.get_rank() on.",
-        )
-    return (
-        f"the DataLoader has a {loader.sampler} and no DistributedSampler",
-        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
+def _undivided(seen: Compared[LoaderFacts]) -> Finding:
+    loader = seen.culprit
+    facts = (
+        f"the first {len(loader.inputs)} inputs are the same, byte for byte, on "
+        f"{name_ranks(seen.by_rank)}",
+        *([f"the data set has {loader.length} samples"] if loader.length else []),
+    )
+    return catalogue.finding(
+        "sampler-misuse.stream"
+        if loader.stream
+        else "sampler-misuse.not-divided"
+        if loader.sampler in _PLAIN
+        else "sampler-misuse.own-sampler",
+        seen.culprits,
+        evidence=facts,
+        what=loader.stream or loader.sampler,
+        site=loader.place,
     )
 
 
@@ -488,17 +469,7 @@ def _undivided(loader: LoaderFacts) -> tuple[str, str]:
 @rule(
     Row[LoaderFacts](
         read=attrgetter("inputs"),
-        category=Category.SAMPLER_MISUSE,
-        cause=lambda seen: (
-            f"every rank trains on the same batches: {_undivided(seen.culprit)[0]}"
-            f"{in_brackets(seen.culprit.place)}"
-        ),
-        remedy=lambda seen: _undivided(seen.culprit)[1],
-        evidence=lambda seen: [
-            f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
-            f"{name_ranks(seen.by_rank)}",
-            *([f"the data set has {seen.culprit.length} samples"] if seen.culprit.length else []),
-        ],
+        says=_undivided,
         # One batch alone may be meant to be the same on all ranks.
         is_wrong=lambda seen: (
             not differs(seen) and len(set(seen.by_rank[min(seen.by_rank)].inputs)) >= _FEWEST_INPUTS
@@ -539,21 +510,17 @@ def _are_drawn_for_own_inputs(row: tuple[StepStart, ...]) -> bool:
 @rule(
     Row[_Drawing](
         read=lambda drawing: tuple(start.random for start in drawing.starts),
-        category=Category.RNG_MISMATCH,
-        cause=lambda seen: (
-            "the random numbers drawn for each sample are the same on every rank: all were given "
-            f"the same seed ({seen.culprit.draw})"
+        says=lambda seen: catalogue.finding(
+            "rng-mismatch.same-draws",
+            seen.culprits,
+            evidence=(
+                f"drawn for the samples: {seen.culprit.draw}",
+                f"before {seen.culprit.steps} of the first {len(seen.culprit.starts)} training "
+                "forwards torch's generator had drawn numbers and had the same state on "
+                f"{name_ranks(seen.by_rank)}",
+                "the model got different samples on each rank",
+            ),
         ),
-        remedy=(
-            "After the model is made, seed each rank on its own: "
-            "torch.manual_seed(seed + dist.get_rank())."
-        ),
-        evidence=lambda seen: [
-            f"before {seen.culprit.steps} of the first {len(seen.culprit.starts)} training "
-            "forwards torch's generator had drawn numbers, and was the same on "
-            f"{name_ranks(seen.by_rank)}",
-            "the model got other samples on each of them",
-        ],
         is_wrong=lambda seen: all(
             len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False)
         ),
@@ -685,20 +652,16 @@ def _shares_batches(context: Context, ranks: Ranks) -> bool:
 @rule(
     Row[_Fed](
         read=attrgetter("inputs"),
-        category=Category.REPLICA_INPUT_MISMATCH,
-        cause=lambda seen: (
-            "ranks that hold parts of one model get other samples each: what they compute together "
-            f"belongs to no sample{in_brackets(seen.culprit.place)}"
+        says=lambda seen: catalogue.finding(
+            "replica-input-mismatch.samples",
+            seen.culprits,
+            evidence=(
+                f"{name_ranks(seen.by_rank)}: {seen.culprit.why}; the model's inputs differ in "
+                f"{len(seen.culprit.inputs)} of the first training steps",
+            ),
+            group=everyone(seen),
+            site=seen.culprit.place,
         ),
-        remedy=(
-            "Feed every rank of a tensor-parallel group the same samples: DistributedSampler(data, "
-            "num_replicas=<size of dp>, rank=<the rank's place in dp>), and the same seed, in "
-            "place of those of the global rank."
-        ),
-        evidence=lambda seen: [
-            f"{name_ranks(seen.by_rank)}: {seen.culprit.why}, and the model's inputs differ in "
-            f"{len(seen.culprit.inputs)} of the first training steps"
-        ],
         is_wrong=lambda seen: len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS,
     ),
 )
@@ -713,7 +676,7 @@ def other_inputs(context: Context) -> Iterator[dict[int, _Fed]]:
     for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
         of = {rank: facts[rank] for rank in ranks}
         if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
-            yield _fed(of, "DTensor was told that a tensor is the same there")
+            yield _fed(of, "DTensor was told that a tensor is the same on them")
     for ranks in summed(context):
         of = {rank: facts[rank] for rank in ranks}
         # The loss is computed from what the ranks have summed, so it is one number on all of them;
@@ -740,21 +703,17 @@ def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
 @rule(
     Row[RunFacts](
         read=lambda run: tuple(each.random for each in _inputs_of(run)),
-        category=Category.RNG_MISMATCH,
-        cause=lambda seen: (
-            "ranks that hold parts of one model get the same samples, and their dropout draws "
-            f"other random numbers on each{in_brackets(seen.culprit.split.forwards[0].place)}: "
-            "what they compute together is of no one model, and what all of them have drifts apart"
+        says=lambda seen: catalogue.finding(
+            "rng-mismatch.dropout",
+            seen.culprits,
+            evidence=(
+                f"torch's generator had another state on each of {name_ranks(seen.by_rank)} before "
+                f"the first {len(_inputs_of(seen.culprit))} training forwards",
+                "the model's inputs were the same on these ranks, and it has dropout",
+                "parameters that all of them hold have drifted apart",
+            ),
+            site=seen.culprit.split.forwards[0].place,
         ),
-        remedy=(
-            "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
-            "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp."
-        ),
-        evidence=lambda seen: [
-            f"torch's generator was not the same on {name_ranks(seen.by_rank)} before the first "
-            f"{len(_inputs_of(seen.culprit))} training forwards",
-            "the model's inputs were the same there, and it has dropout",
-        ],
         # Random numbers must be known, and be other ones before each of the forwards.
         is_wrong=lambda seen: all(
             "" not in row and len(set(row)) > 1 for row in zip(*seen.values.values(), strict=True)

@@ -18,13 +18,14 @@ from ddp_notebook.model import (
     ReplicaFacts,
     RunFacts,
     TensorDigest,
-    in_brackets,
     name_ranks,
 )
 
 _ROUNDING = 2e-6
 """A relative difference that replicas on unlike machines may have by rounding."""
 _FEW_METRICS = 8
+_LONGEST_NAMES = 36
+"""So many characters of names have room in a title."""
 AVERAGING = frozenset(
     {
         *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
@@ -68,7 +69,7 @@ class Model:
     @property
     def title(self) -> str:
         """The name for a reader: the variable, or the class."""
-        return self.first.name or f"the DistributedDataParallel of {self.first.type}"
+        return f"`{self.first.name or f'DDP({self.first.type})'}`"
 
     @property
     def whole(self) -> bool:
@@ -95,11 +96,11 @@ class Model:
     def apart(self) -> tuple[str, ...]:
         """That the replicas differ, as a line of evidence; none when they do not."""
         names = self.diverged
-        return (f"not the same on {name_ranks(self.of)}: {some(names)}",) if names else ()
+        return (f"differ between {name_ranks(self.of)}: {some(names)}",) if names else ()
 
-    def place_of(self, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
-        """Return the first known place of these ranks, in brackets."""
-        return in_brackets(next((p for r in ranks if (p := which(self.of[r])) is not None), None))
+    def place_of(self, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> Place | None:
+        """Return the first known place of these ranks."""
+        return next((p for r in ranks if (p := which(self.of[r])) is not None), None)
 
     def counts(self, ranks: Iterable[int], text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
         """Return what a replica of each of these ranks has counted, as lines of evidence."""
@@ -254,3 +255,15 @@ def evaluated_together(model: Model) -> list[dict[int, EvaluationFacts]]:
         return []
     rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=True)]
     return [row for row in rows if len({each.backwards for each in row.values()}) == 1]
+
+
+def named(names: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Return the first of some names as code, and how many more there are, for a title."""
+    found = [f"`{name}`" for name in names]
+    shown = most if len(found) > most + 1 else len(found)
+    while True:
+        rest = [f"{len(found) - shown} more"] if shown < len(found) else []
+        some_of = (*found[:shown], *rest)
+        if shown <= 1 or len(", ".join(some_of)) <= _LONGEST_NAMES:
+            return some_of
+        shown -= 1

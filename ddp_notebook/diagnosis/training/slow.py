@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.model import Remark, StepPart, StepTimes, by_value, in_brackets, name_ranks
 
 KIND = "slow-rank"
@@ -219,33 +220,18 @@ def _blocks(values: Sequence[float], most: int) -> list[Sequence[float]]:
 
 
 def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
-    data, forward, backward, step = (
-        f"{name}{in_brackets(times.places.get(part))}" for part, name in _PLACED
-    )
-    following = forward if StepPart.FORWARD in times.places else backward
-    where: Mapping[str, str] = {
-        StepPart.DATA: f"in {data}",
-        StepPart.LOOP: f"in your code between {step} and {following}",
-        StepPart.FORWARD: f"in {forward}",
-        StepPart.LOSS: f"in your code between {forward} and {backward}",
-        StepPart.BACKWARD: f"in {backward}",
-        StepPart.AFTER: f"in your code between {backward} and {step}",
-        StepPart.OPTIMIZER: f"in {step}",
-        _CORE: "ready to run and has no core: other processes use those that it may "
-        f"({', '.join(map(str, times.cores))})",
-    }
     awaited = steps.awaited(late.rank)
     waits = [each for each in awaited if each > late.late_us / 4]
-    held_up = (
-        f"The others waited for it in {len(waits) / len(awaited):.0%} of {len(awaited)} steps, for "
-        f"{_ms(statistics.median(waits))} in the median. "
-        if waits
-        else ""
-    )
-    text = (
-        f"Rank {late.rank} is slow: in {late.share:.0%} of its steps it takes {_ms(late.late_us)} "
-        f"longer than the others (a step takes {_ms(steps.step_us)}), while it is "
-        f"{where[late.part]}. {held_up}".rstrip()
+    text = catalogue.words(
+        "remarks.slow-rank.text",
+        ranks=(late.rank,),
+        late=_ms(late.late_us),
+        step=_ms(steps.step_us).replace(" ", "-"),
+        where=_where(late.part, times),
+        share=f"{late.share:.0%}" if late.share < _ALL else "",
+        waited=f"{len(waits) / len(awaited):.0%}" if waits else "",
+        count=len(awaited),
+        wait=_ms(statistics.median(waits)) if waits else "",
     )
     evidence = []
     for part in _PARTS:
@@ -253,29 +239,39 @@ def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
         if abs(more_us) >= _LEAST_US / 5 or part == late.part:
             sign = "longer" if more_us >= 0 else "shorter"
             evidence.append(
-                f"{_NAMES[part]}: {_ms(abs(more_us))} {sign} than the others, in the median"
+                f"{_NAMES[part]}: {_ms(abs(more_us))} {sign} than on the other ranks (median)"
             )
     evidence.append(f"{len(awaited)} steps of {name_ranks(steps.ranks)} were compared")
     return Remark(KIND, (late.rank,), text, tuple(evidence))
 
 
+def _where(part: str, times: StepTimes) -> str:
+    """Return what a rank does in a part of a step, and on which line."""
+    if part == _CORE:
+        cores = ", ".join(map(str, times.cores))
+        return f"while other processes use its cores ({cores})"
+    first = _BEGINS.get(StepPart(part), StepPart(part))
+    return f"{_NAMES[part]}{in_brackets(times.places.get(first))}"
+
+
+_ALL = 0.95
+"""A rank that is slow in so many of its steps is slow in each."""
 _NAMES = {
-    StepPart.DATA: "in the DataLoader",
-    StepPart.LOOP: "from the optimizer's step to the forward",
+    StepPart.DATA: "in its DataLoader",
+    StepPart.LOOP: "in your code after the optimizer's step",
     StepPart.FORWARD: "in the forward",
-    StepPart.LOSS: "from the forward to the backward",
+    StepPart.LOSS: "in your code after the forward",
     StepPart.BACKWARD: "in the backward",
-    StepPart.AFTER: "from the backward to the optimizer's step",
+    StepPart.AFTER: "in your code after the backward",
     StepPart.OPTIMIZER: "in the optimizer's step",
-    _CORE: "ready to run, and without a core",
+    _CORE: "ready to run, without a core",
 }
-_PLACED = (
-    (StepPart.DATA, "its DataLoader"),
-    (StepPart.FORWARD, "the forward"),
-    (StepPart.BACKWARD, "the backward"),
-    (StepPart.OPTIMIZER, "the optimizer's step"),
-)
-"""The parts whose first line is shown."""
+_BEGINS = {
+    StepPart.LOOP: StepPart.OPTIMIZER,
+    StepPart.LOSS: StepPart.FORWARD,
+    StepPart.AFTER: StepPart.BACKWARD,
+}
+"""The part after whose line a stretch of the user's code begins."""
 
 
 def _ms(time_us: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
 from ddp_notebook.diagnosis.source_code.training_code import is_reported
@@ -15,11 +16,11 @@ from ddp_notebook.diagnosis.training.replicas import (
     Model,
     differing,
     evaluated_together,
+    named,
     optimizers,
     some,
 )
 from ddp_notebook.model import (
-    Category,
     EvaluationFacts,
     Finding,
     OptimizerFacts,
@@ -27,9 +28,7 @@ from ddp_notebook.model import (
     RunFacts,
     WorkFacts,
     counted,
-    in_brackets,
     name_ranks,
-    verb,
 )
 
 _Of = Mapping[int, OptimizerFacts]
@@ -54,41 +53,37 @@ def unwaited(context: Context) -> Iterator[Finding]:
     # More results are left than torch itself may have left: a line of the user's left them.
     forgotten = {rank: each for rank, each in functional.items() if each.left > each.others}
     if forgotten:
-        place = in_brackets(next(iter(forgotten.values())).place)
-        yield Finding(
-            Category.ASYNC_MISUSE,
+        yield catalogue.finding(
+            "async-misuse.functional",
             tuple(forgotten),
-            f"results of torch.ops._c10d_functional were never given to wait_tensor{place}: they "
-            "were there to be read before the collective had written them",
-            "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
-            "torch.distributed._functional_collectives, whose results wait by themselves.",
             evidence=by_ranks(
                 forgotten, lambda e: f"{e.left} of {e.direct + e.others} results not waited for"
             ),
+            site=next(iter(forgotten.values())).place,
         )
 
 
 def _misused(of: Mapping[int, WorkFacts]) -> Finding:
     each = next(iter(of.values()))
-    what = "the tensor is changed that it works on"
-    if each.operation in ("isend", "send"):
-        what = "the tensor that it sends is changed"
-    elif any(one.stepped for one in of.values()):
-        what = "the optimizer uses the gradients that it reduces"
-    return Finding(
-        Category.ASYNC_MISUSE,
+    sends = each.operation in ("isend", "send")
+    stepped = any(one.stepped for one in of.values())
+    return catalogue.finding(
+        "async-misuse.sent"
+        if sends
+        else "async-misuse.gradients"
+        if stepped
+        else "async-misuse.changed",
         tuple(of),
-        f"{what} before {each.operation} was waited for{in_brackets(each.place)}: the result "
-        "depends on which is first",
-        "Keep every handle, and call its wait() before the tensor is used.",
         evidence=by_ranks(
             of,
             lambda e: (
                 f"{e.issued} started, {e.unwaited} never waited for"
-                + (f"; {e.written} tensors changed before" if e.written else "")
-                + (f"; {e.stepped} gradients used before" if e.stepped else "")
+                + (f"; {counted(e.written, 'tensor')} changed before" if e.written else "")
+                + (f"; {counted(e.stepped, 'gradient')} used before" if e.stepped else "")
             ),
         ),
+        operation=each.operation,
+        site=each.place,
     )
 
 
@@ -120,18 +115,16 @@ def _multiplied_apart(of: _Of) -> Iterator[Finding]:
     if len(apart) < _FEWEST_STEPS:
         return
     each, (step, factors) = next(iter(of.values())), apart[0]
-    yield Finding(
-        Category.LOCAL_STATISTIC,
+    yield catalogue.finding(
+        "local-statistic.sharded",
         tuple(of),
-        f"the gradients of one sharded model are multiplied by another factor on each rank before "
-        f"{each.type} steps{in_brackets(each.place)}: a norm was taken of the rank's own shard",
-        "Take the norm over all shards: torch.nn.utils.clip_grad_norm_ does; by hand, all_reduce "
-        "the sum of squares before the root.",
         evidence=(
             *(f"rank {r}: times {f:g} in step {step + 1}" for r, f in factors.items()),
-            f"another factor on each rank in {len(apart)} of the first {len(rows)} steps in which "
-            "it was one factor",
+            f"a different factor on each rank in {len(apart)} of the first {len(rows)} steps in "
+            "which gradients were scaled",
         ),
+        optimizer=each.type,
+        site=each.place,
     )
 
 
@@ -143,14 +136,9 @@ def clipped_apart(context: Context) -> Iterator[Finding]:
         apart = [row for _, row in between if _differ(row)] if each.replicas else []
         if len(apart) < _FEWEST_CLIPPED:
             continue
-        yield Finding(
-            Category.LOCAL_STATISTIC,
+        yield catalogue.finding(
+            "local-statistic.micro-batches",
             tuple(of),
-            "between the micro-batches of a step each rank multiplies its gradients, which are not "
-            "averaged yet, by another factor, as clipping by the rank's own norm does"
-            f"{in_brackets(each.place)}",
-            "Clip once, after the backward of the last micro-batch, when the gradients are those "
-            "of all ranks: clip_grad_norm_ directly before optimizer.step().",
             evidence=by_ranks(
                 {
                     rank: f"times {', '.join(f'{row[rank]:.3g}' for row in apart[:_MOST_SHOWN])} "
@@ -158,6 +146,7 @@ def clipped_apart(context: Context) -> Iterator[Finding]:
                     for rank in of
                 }
             ),
+            site=each.place,
         )
 
 
@@ -193,20 +182,19 @@ def first_nan(context: Context) -> Iterator[Finding]:
     if len(ranks) == len(facts):
         return  # the training itself diverges, on all ranks
     each = facts[ranks[0]]
-    yield Finding(
-        Category.NAN_ON_ONE_RANK,
+    yield catalogue.finding(
+        "nan-on-one-rank.first",
         ranks,
-        f"{each.nan_what} of backward {begin} is not finite there first, and comes to every rank "
-        f"with the gradients{in_brackets(each.nan_place)}",
-        "Look at that rank's batch and loss; skip a bad step on all ranks together (all_reduce a "
-        "flag first).",
         evidence=(
             *(
-                f"rank {r}: not finite first in {facts[r].nan_what} of backward {number}"
+                f"rank {r}: first NaN or Inf in {facts[r].nan_what} of backward {number}"
                 for r, number in sorted(first.items())
             ),
-            f"not finite at the end: {some(sorted(broken))}",
+            f"NaN or Inf at the end: {some(sorted(broken))}",
         ),
+        what=each.nan_what,
+        number=begin,
+        site=each.nan_place,
     )
 
 
@@ -233,13 +221,11 @@ def _shared(of: dict[int, RunFacts]) -> Finding:
     for rank, run in of.items():
         first.setdefault(run.gpu, rank)
     late = tuple(rank for rank, run in of.items() if first[run.gpu] != rank)
-    return Finding(
-        Category.GPU_MAPPING,
+    return catalogue.finding(
+        "gpu-mapping.shared",
         late,
-        f"trains on the GPU of {name_ranks(sorted({first[of[r].gpu] for r in late}))}, while "
-        "other GPUs are free",
-        'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything on a GPU.',
         evidence=tuple(f"rank {r}: {e.replicas[0].device}, {e.gpu}" for r, e in of.items()),
+        others=tuple(sorted({first[of[rank].gpu] for rank in late})),
     )
 
 
@@ -259,15 +245,16 @@ def backends(context: Context) -> Iterator[Finding]:
         # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
         if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
             each = model.of[ranks[0]]
-            right = "nccl" if each.device.startswith("cuda") else "gloo"
-            yield Finding(
-                Category.BACKEND_DEVICE_MISMATCH,
+            yield catalogue.finding(
+                "backend-device-mismatch.model",
                 ranks,
-                f"{model.title} is on {each.device}, and its gradients go through {each.backend}",
-                f'Give init_process_group backend="{right}".',
                 evidence=tuple(
                     f"rank {r}: {model.of[r].device}, {model.of[r].backend}" for r in ranks
                 ),
+                model=model.title,
+                device=each.device,
+                backend=each.backend,
+                right="nccl" if each.device.startswith("cuda") else "gloo",
             )
 
 
@@ -290,19 +277,18 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
         if not wrong or _exchanged(context, model, evaluations[0]):
             continue
         (rank,) = _who_wrote(wrong[0])
-        yield Finding(
-            Category.METRIC_MISAGGREGATION,
+        yield catalogue.finding(
+            "metric-misaggregation.one-reports",
             tuple(model.of),
-            f"every rank evaluates {model.title} on other samples, no result is exchanged, and "
-            f"rank {rank} alone reports: its own part is taken for the whole"
-            f"{in_brackets(_place_of(wrong[0]))}",
-            "all_reduce what each rank has counted (right, and how many), and divide afterwards.",
             evidence=(
                 f"the inputs of {counted(len(wrong), 'evaluation')} differ between "
                 f"{name_ranks(model.of)}",
                 f"only rank {rank} printed after them",
-                "no collective of the user's after the first of them",
+                "your code called no collective after the first of them",
             ),
+            model=model.title,
+            reporter=(rank,),
+            site=_place_of(wrong[0]),
         )
 
 
@@ -364,15 +350,15 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
             continue
         if model.diverged:
             loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
-            yield from _loaded(model, f"{model.title} or a part of it", loads, model.diverged)
+            yield from _loaded(model, model.title, loads, model.diverged)
         for every in optimizers(context.facts).values():
             of = model.ranks_of(every)
             if set(of) != set(model.of) or any(model.key not in e.replicas for e in of.values()):
                 continue
             names = model.diverged or differing({rank: each.state for rank, each in of.items()})
-            title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
+            optimizer = f"`{next(iter(of.values())).type}`"
             loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
-            yield from _loaded(model, title, loads, names) if names else ()
+            yield from _loaded(model, optimizer, loads, names) if names else ()
 
 
 def _all_is_reduced(model: Model) -> bool:
@@ -383,38 +369,27 @@ def _all_is_reduced(model: Model) -> bool:
 
 
 def _loaded(
-    model: Model, title: str, loads: Mapping[int, tuple[int, Place | None]], names: tuple[str, ...]
+    model: Model,
+    title: str,
+    loads: Mapping[int, tuple[int, Place | None]],
+    names: tuple[str, ...],
 ) -> Iterator[Finding]:
     """Find that only some ranks loaded a state that differs."""
     loaded = tuple(rank for rank, (count, _) in loads.items() if count)
     others = tuple(rank for rank in loads if rank not in loaded)
     if not loaded or not others:
         return
-    at = in_brackets(loads[loaded[0]][1])
     # What rank 0 loads is meant for all; any other may have loaded by mistake. Of two, either.
     ranks = outvoted({rank: rank in loaded for rank in loads})
-    how = (
-        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
-        f"{name_ranks(others)}{at}: nothing sends that state to the other ranks, and they differ"
-    )
-    if 0 in loaded and len(loads) > 2:
-        ranks = others
-        how = (
-            f"{verb(others, 'lacks', 'lack')} a state of {title} that {name_ranks(loaded)} loaded"
-            f"{at}: load_state_dict was called there alone, and nothing sends the state to the "
-            "other ranks"
-        )
     calls = {rank: f"{counted(n, 'call')} of load_state_dict" for rank, (n, _) in loads.items()}
-    yield Finding(
-        Category.CHECKPOINT_MISUSE,
-        ranks,
-        how,
-        "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
-        "before DistributedDataParallel(model) is sent from rank 0 to all.",
-        evidence=(
-            *by_ranks(calls),
-            f"not the same on {name_ranks(model.of)}: {some(names)}",
-        ),
+    yield catalogue.finding(
+        "checkpoint-misuse.not-on-all",
+        others if 0 in loaded and len(loads) > 2 else ranks,
+        evidence=(*by_ranks(calls), f"differ between {name_ranks(model.of)}: {some(names)}"),
+        loaded=loaded,
+        others=others,
+        what=title,
+        site=loads[loaded[0]][1],
     )
 
 
@@ -433,22 +408,22 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
         # Who made more or fewer steps than most is to blame, whatever its values are. Otherwise the
         # values vote; with two ranks, or where all differ, nobody is right rather than another.
         ranks = minority(steps) or outvoted(states)
-        whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
         reduced = all(replica.forwards for replica in model.of.values())
-        though = ", though every gradient was reduced" if reduced else ""
-        yield Finding(
-            Category.REPLICA_DIVERGENCE,
+        yield catalogue.finding(
+            "replica-divergence.undecided"
+            if len(ranks) == len(states)
+            else "replica-divergence.drift",
             ranks,
-            f"{some(names)} of {model.title} differ {whose}{though}",
-            "Look for what changes parameters or optimizer on some ranks only: a checkpoint, an "
-            "initialisation after wrapping, a skipped step, clipping by a value of one rank.",
             evidence=(
-                *model.counts(model.of, lambda e: f"{e.steps} steps"),
+                *model.counts(model.of, lambda e: counted(e.steps, "step")),
                 *model.apart,
                 *(
-                    f"the optimizer's state differs too: {some(other)}"
+                    f"the optimizer's state differs, too: {some(other)}"
                     for of in optimizers(context.facts).values()
                     if (other := differing({r: each.state for r, each in of.items()}))
                 ),
             ),
+            names=named(names),
+            model=model.title,
+            averaged="all gradients" if reduced else "",
         )

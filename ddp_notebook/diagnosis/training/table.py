@@ -1,9 +1,9 @@
 """The engine of the tables `equal` and `coverage`: rows that say how a value is read and judged.
 
-A row names the value that is read of each rank, its test, the culprits, the cause and the remedy.
-The function below rows yields the things that several ranks have, by rank, for which their premise
-holds. A new mistake is a row; what it says of a run is computed here alone. The links above a table
-are reports of people who had the mistake.
+A row names the value that is read of each rank, its test, the culprits, and the finding, whose
+words are in the catalogue. The function below rows yields the things that several ranks have, by
+rank, for which their premise holds. A new mistake is a row. The links above a table are reports of
+people who had the mistake.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import each_with, outvoted
-from ddp_notebook.model import Category, Finding, Ranks
+from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.model import Finding, Ranks, by_value
 
 T = TypeVar("T")
 Find = Callable[[Context], Iterable[Finding]]
@@ -42,15 +42,26 @@ class Compared(Generic[T]):
         """True where no rank's value is right rather than another's."""
         return len(self.culprits) == len(self.by_rank)
 
-    def against(self, texts: Mapping[int, str], others: str) -> str:
-        """Return the culprits' text, and what the others have; all texts where that is unknown."""
-        if self.undecided:
-            return f"{each_with(texts)}, which of them is meant cannot be told"
-        return f"{texts[self.culprits[0]]}, {others}"
+    def against(self, texts: Mapping[int, str]) -> dict[str, Any]:
+        """Return facts for a title: `who` has its `own` text, and the `rest` of the ranks `right`.
+
+        Where no rank is right rather than another, `who` are the ranks with the first text.
+        """
+        who = by_value(texts)[0][0] if self.undecided else self.culprits
+        rest = tuple(rank for rank in texts if rank not in who)
+        return {"who": who, "own": _any(texts, who), "rest": rest, "right": _any(texts, rest)}
 
     def lines(self, text: Callable[[T], str]) -> tuple[str, ...]:
         """Return what each rank has, as lines of evidence."""
         return tuple(f"rank {rank}: {text(each)}" for rank, each in self.by_rank.items())
+
+
+def _any(texts: Mapping[int, str], ranks: Ranks) -> str:
+    known = dict.fromkeys(texts[rank] for rank in ranks)
+    return " or ".join(known) if len(known) <= _MOST_VALUES else "other values"
+
+
+_MOST_VALUES = 2
 
 
 def differs(seen: Compared[Any]) -> bool:
@@ -70,17 +81,14 @@ def those_that_have(seen: Compared[Any]) -> Ranks:
 
 @dataclass(frozen=True)
 class Row(Generic[T]):
-    """A row of the table: how one value is read, judged and explained.
+    """A row of the table: how one value is read and judged, and the finding.
 
     `whose` names the culprits, if any: by default the ranks whose value is not that of most.
     `is_wrong` is the condition that must hold besides.
     """
 
     read: Callable[[T], Hashable]
-    category: Category
-    cause: Callable[[Compared[T]], str]
-    remedy: str | Callable[[Compared[T]], str]
-    evidence: Callable[[Compared[T]], Iterable[str]]
+    says: Callable[[Compared[T]], Finding]
     is_wrong: Callable[[Compared[T]], bool] = lambda _: True
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
 
@@ -89,15 +97,7 @@ class Row(Generic[T]):
         values = {rank: self.read(each) for rank, each in by_rank.items()}
         seen = Compared(context, by_rank, values)
         seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
-        if not seen.culprits:
-            return None
-        return Finding(
-            self.category,
-            seen.culprits,
-            self.cause(seen),
-            self.remedy if isinstance(self.remedy, str) else self.remedy(seen),
-            evidence=tuple(self.evidence(seen)),
-        )
+        return self.says(seen) if seen.culprits else None
 
 
 def rule(

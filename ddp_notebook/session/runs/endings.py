@@ -107,7 +107,7 @@ def failure(events: RunEvents) -> CellFailed | None:
     if not events.script and any(end.ename == "SystemExit" for end in ends):
         about_exit = (
             " exit() ends the cell on a rank, not the rank: its process and its variables "
-            "are still there. To end the ranks: %ddp_shutdown"
+            "stay. To end the ranks: %ddp_shutdown"
         )
     return CellFailed(said(brief=False), tuple(sorted(bad)), said(brief=True))
 
@@ -167,7 +167,7 @@ def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
             f"{format_ranks(begun)}"
         )
     if late := set(events.pending) - events.started:
-        lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
+        lines.append(f"{verb(late, 'has', 'have')} not begun it yet, and will be stopped then")
     return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", events.pending)
 
 

@@ -259,12 +259,12 @@ class RunRegistry:
         if detached is not None:
             return detached
         if any(run.state.claimed for run in self.all):
-            raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
+            raise UsageMistake("Another thread is waiting for it already. Show stacks: %ddp_where")
         if self.detached is not None and self.all[-1:] == [self.detached]:
             return self.detached  # the last run: its result again
         raise UsageMistake(
-            "There is nothing to wait for: no rank is in a cell or a script. To have one that "
-            "runs while the notebook is free: %%ddp --detach, or %ddp_run --detach train.py"
+            "There is nothing to wait for: no rank is in a cell or a script. To run one in the "
+            "background: %%ddp --detach, or %ddp_run --detach train.py"
         )
 
     # -- which there are -----------------------------------------------------------------
@@ -375,8 +375,8 @@ class RunRegistry:
             )
         if detach and other is self.detached:
             raise UsageMistake(
-                f"{heading} is detached already, on {on}; one run can be. Wait for it: %ddp_wait. "
-                "Or leave --detach out."
+                f"{heading} is detached already, on {on}; only one run can be. Wait for it: "
+                "%ddp_wait. Or leave --detach out."
             )
 
     def restarts(self, ranks: Ranks) -> None:

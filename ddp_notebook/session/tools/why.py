@@ -56,7 +56,7 @@ class Why:
             diagnosis = self._of_the_past(case, now)
         processes = self._set_up.need("%ddp_why").processes
         if diagnosis.proven and (lacking := self._record.snapshot.groupless):
-            diagnosis = replace(diagnosis, unsure=f"No problem found. But: {no_group(lacking)}")
+            diagnosis = replace(diagnosis, unsure=f"No problem found. {no_group(lacking)}.")
         note = processes.unasked
         if gone := processes.folder_gone:
             note = f"{gone} Start again: %ddp_init --replace"
