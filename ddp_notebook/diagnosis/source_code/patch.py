@@ -103,16 +103,14 @@ def _may_precede(tree: ast.Module, test: ast.If, statement: ast.stmt, call: ast.
     """True where a call has all that it needs before the `if`, on every rank."""
     # The test may ask for the rank alone: one that asks for the data may protect the call. And what
     # stands in the branch before the call stays there, so it may not prepare the call.
-    asked = [node for node in ast.walk(test.test) if isinstance(node, ast.Call)]
     above = itertools.takewhile(lambda each: each is not statement, test.body)
     needed = set(_chains(call))
-    roots = {chain.partition(".")[0] for chain in needed}
     return (
         Names(tree).varies(test.test) is Varies.BY_RANK
-        and not any(each.args or each.keywords for each in asked)
+        and not any(getattr(node, "args", ()) for node in ast.walk(test.test))
         and all(ast.unparse(each).startswith("print(") for each in above)
         and not needed.intersection(_chains(test.test))
-        and not roots & _bound_for_some(tree)
+        and not {chain.partition(".")[0] for chain in needed} & _bound_for_some(tree)
     )
 
 
