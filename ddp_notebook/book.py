@@ -88,11 +88,11 @@ def write_sources(folder: Path, notebooks: Path) -> None:
 def _page(category: Category) -> str:
     """Return the page of a category: what it means, the two programs, what it is not."""
     page = catalogue.entry(category)["page"]
-    literals = "".join(f"\n```text\n{text}\n```\n" for text in page.get("literals", ()))
+    literals = "".join(f"\n```text\n{text}\n```\n" for text in catalogue.literals(category))
     parts = [
         f"# {category}",
         page["means"],
-        f"## What torch prints\n\n{page['prints']}\n{literals}",
+        f"## What torch prints\n\n{catalogue.prints(category)}\n{literals}",
         *(
             f"## {title}\n\n```{language}\n{page[key].strip()}\n```"
             for key, title, language in _PROGRAMS
@@ -113,7 +113,7 @@ def _index() -> str:
     """Return the page that leads from an error text to the pages of what causes it."""
     categories: dict[str, list[Category]] = {}
     for category in Category:
-        for text in catalogue.entry(category)["page"].get("literals", ()):
+        for text in catalogue.literals(category):
             categories.setdefault(text, []).append(category)
     rows = "".join(
         f"| `{text.replace('|', '/')}` | {', '.join(f'[{each}]({each}.md)' for each in found)} |\n"

@@ -9,7 +9,8 @@ fix with them. In a template:
   with its noun: ``{steps:step|steps}`` is "3 steps";
 - ``<<, in {where}>>`` is left out where a fact in it is empty.
 
-The same files hold the categories' pages.
+The same files hold the categories' pages, each with two programs: `broken` ends in the finding, and
+does not once `corrected` has applied the change in `fixed`. Tests run both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from string import Formatter
+from textwrap import fill, indent
 from typing import Any
 
 from ddp_notebook.model import (
@@ -46,16 +48,76 @@ def entry(category: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
+_HANG = (
+    "Timed out waiting 1800000ms for recv operation to complete",
+    "Watchdog caught collective operation timeout",
+    "watchdog got stuck for 480 seconds",
+    "heartbeat monitor timed out",
+)
+
+
+def literals(category: str) -> tuple[str, ...]:
+    """Return the error texts that a mistake leads to; in them ``…`` is what differs each time."""
+    page = entry(category)["page"]
+    return (*page.get("literals", ()), *(_HANG if page.get("hangs") else ()))
+
+
+def prints(category: str) -> str:
+    """Return what torch prints of a mistake, in sentences."""
+    page = entry(category)["page"]
+    if "prints" in page:
+        return " ".join(page["prints"].split())
+    if page.get("silent"):
+        return "Nothing: the run ends well, and its result is wrong."
+    texts = [f"`{text}`" for text in literals(category)]
+    listed = " or ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) + "."
+    if page.get("hangs"):
+        return f"Nothing until the group's timeout (30 minutes; NCCL 10 minutes); then {listed}"
+    return listed
+
+
 def page(category: Category) -> str:
     """Return the page of a category as text."""
-    says = {key: " ".join(value.split()) for key, value in entry(category)["page"].items()}
-    return (
-        f"{category.value}\n\n"
-        f"What torch prints   {says['prints']}\n"
-        f"What it means       {says['means']}\n"
-        f"How it is found     {says['found']}\n"
-        f"How to correct it   {says['fix']}"
+    page = entry(category)["page"]
+    says = {
+        "What torch prints": prints(category),
+        "What it means": page["means"],
+        "How it is found": page["found"],
+        "How to correct it": page["fix"],
+        "What it is not": page["not_this"],
+        "Related": ", ".join(page["related"]),
+    }
+    return "\n".join(
+        (
+            f"{category.value}\n",
+            *(fill(text, 99, initial_indent=f"{key:<20}", **_BESIDE) for key, text in says.items()),
+            f"\n{_SHOWN_AS[page.get('how', 'cell')]}\n\n{indent(page['broken'].strip(), '    ')}",
+            f"\nThe change:\n\n{indent(page['fixed'].strip(chr(10)), '    ')}",
+        )
     )
+
+
+_BESIDE: Any = {"subsequent_indent": " " * 20, "break_on_hyphens": False}
+_SHOWN_AS = {
+    "cell": "A %%ddp cell with it:",
+    "script": "A script with it, for %ddp_run or torchrun:",
+    "fault": "The fault lab has it:",
+    "shell": "A command with it:",
+}
+
+
+def corrected(program: str, change: str) -> str:
+    """Apply a change to a program: lines of a diff, as ``-old`` and ``+new``, without numbers.
+
+    Raises ValueError where the program has those lines not once.
+    """
+    changes, lines = change.strip("\n").splitlines(), program.splitlines()
+    old, new = ([line[1:] for line in changes if line[:1] in ("", " ", sign)] for sign in "-+")
+    places = [n for n in range(len(lines)) if lines[n : n + len(old)] == old]
+    if len(places) != 1:
+        raise ValueError(f"The program has not exactly one place for this change:\n{change}")
+    lines[places[0] : places[0] + len(old)] = new
+    return "".join(f"{line}\n" for line in lines)
 
 
 def finding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis import catalogue
@@ -140,17 +141,49 @@ def explain(text: str) -> str | None:
             found.append(f"{_quoted(match)}  [{category}]\n  {title}.\n  Fix: {fix}")
     for known in _TEXTS:
         if match := known.pattern.search(text):
+            causes = tuple(dict.fromkeys((*known.causes, *_by_literals(match[0]))))
             lines = [_quoted(match), f"  {catalogue.words(f'texts.{known.text}.means')}"]
-            if len(known.causes) > 1:
-                lines += [
-                    "  Look first at the rank that printed nothing, or something else.",
-                    f"  Possible causes: {', '.join(known.causes)}",
-                    "  Which one it is: ddp-notebook why LOGS, or run it under %ddp_run",
-                ]
-            elif known.causes:
-                lines.append(f"  More: ddp-notebook explain {known.causes[0].value}")
+            if len(causes) > 1:
+                lines += _one_of(causes)
+            elif causes:
+                lines.append(f"  More: ddp-notebook explain {causes[0].value}")
             found.append("\n".join(lines))
+    found += _from_pages(text, "\n".join(found))
     return "\n\n".join(dict.fromkeys(found)) or None
+
+
+def _from_pages(text: str, told: str) -> Iterator[str]:
+    """Explain what the literal texts of pages in `text` lead to, and is not `told` already."""
+    causes: dict[str, list[Category]] = {}
+    for category, quoted in _by_literals(text).items():
+        if not re.search(rf"(?<![\w-]){category}(?![\w-])", told):
+            causes.setdefault(quoted, []).append(category)
+    for quoted, categories in causes.items():
+        if len(categories) > 1:
+            yield "\n".join([quoted, *_one_of(categories)])
+        else:
+            page = catalogue.entry(categories[0])["page"]
+            means, fix = (" ".join(page[key].split()) for key in ("means", "fix"))
+            yield f"{quoted}  [{categories[0]}]\n  {means}\n  fix: {fix}"
+
+
+def _by_literals(text: str) -> dict[Category, str]:
+    """Return the categories that a literal text of theirs in `text` leads to, and it in quotes."""
+    found: dict[Category, str] = {}
+    for category in Category:
+        for literal in catalogue.literals(category):
+            words = (r".{1,80}?".join(map(re.escape, w.split("…"))) for w in literal.split())
+            if match := re.search(r"\s+".join(words), text, re.IGNORECASE):
+                found.setdefault(category, _quoted(match))
+    return found
+
+
+def _one_of(causes: Sequence[Category]) -> list[str]:
+    return [
+        "  Look first at the rank that printed nothing, or something else.",
+        f"  Possible causes: {', '.join(causes)}",
+        "  Which one it is: ddp-notebook why LOGS, or run it under %ddp_run",
+    ]
 
 
 def near(word: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,11 +78,44 @@ def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
 @pytest.mark.parametrize("category", Category)
 def test_each_category_has_a_page_in_sentences(category: Category) -> None:
     page = catalogue.entry(category)["page"]
-    for name in ("prints", "means", "found", "fix"):
+    for name in ("means", "found", "fix", "not_this"):
         assert page[name].rstrip("`").endswith("."), page[name]
+    assert catalogue.prints(category).endswith(".")
     shown = catalogue.page(category)
     assert shown.startswith(f"{category.value}\n\nWhat torch prints ")
-    assert max(map(len, shown.splitlines())) < 350
+    assert max(map(len, shown.splitlines())) < 100
+
+
+@pytest.mark.parametrize("category", Category)
+def test_a_page_has_error_texts_or_is_silent_and_two_programs(category: Category) -> None:
+    page = catalogue.entry(category)["page"]
+    assert bool(catalogue.literals(category)) is not page.get("silent", False)
+    assert category not in page["related"] and set(page["related"]) <= set(Category)
+    broken = page["broken"].lstrip("\n")
+    corrected = catalogue.corrected(broken, page["fixed"])
+    assert corrected != broken and len(broken.splitlines()) <= 24
+    if page.get("how", "cell") in ("cell", "script"):
+        ast.parse(broken), ast.parse(corrected)
+    shown = catalogue.page(category)
+    assert (
+        textwrap.indent(broken.strip(), "    ") in shown and page["not_this"].split()[-1] in shown
+    )
+
+
+def test_a_change_applies_in_one_place_only() -> None:
+    program = "x = 1\nif x:\n    y(x)\n"
+    assert catalogue.corrected(program, " x = 1\n+z()\n") == "x = 1\nz()\nif x:\n    y(x)\n"
+    assert catalogue.corrected(program, "-if x:\n-    y(x)\n+y(x)") == "x = 1\ny(x)\n"
+    for change in ("-x\n+y", "-y(x)\n", "-x = 2\n"):
+        with pytest.raises(ValueError, match="not exactly one place"):
+            catalogue.corrected(program, change)
+    with pytest.raises(ValueError, match="not exactly one place"):
+        catalogue.corrected("x()\nx()\n", "-x()\n")
+
+
+def test_the_pages_are_small() -> None:
+    files = [path.read_text() for path in (PACKAGE / "diagnosis" / "messages").glob("*.toml")]
+    assert sum(len(text.partition("\n[kinds")[0].encode()) for text in files) < 60_000
 
 
 @pytest.mark.parametrize(("category", "kind"), KINDS, ids=map(".".join, KINDS))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 
 from ddp_notebook.__main__ import main
-from ddp_notebook.diagnosis import error_texts
+from ddp_notebook.diagnosis import catalogue, error_texts
+from ddp_notebook.model import Category
 
 TEXTS = {
     "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:45678": "rank-died",
@@ -49,6 +51,17 @@ TEXTS = {
 @pytest.mark.parametrize(("text", "leads_to"), TEXTS.items())
 def test_each_text_leads_somewhere(text: str, leads_to: str) -> None:
     assert leads_to in (error_texts.explain(f"[rank3]: {text}\n") or "")
+
+
+@pytest.mark.parametrize("category", Category)
+def test_each_literal_text_of_a_page_leads_to_it(category: Category) -> None:
+    for literal in catalogue.literals(category):
+        explained = error_texts.explain(f"[rank1]: {literal.replace('…', '127')} more\n") or ""
+        causes = re.findall(r"causes: (.*)|\[(.*)\]|explain (.*)", explained)
+        named = {each for found in causes for names in found for each in names.split(", ")}
+        assert category in named, (literal, explained)
+        several = len(named - {""}) > 1 and "[" not in explained
+        assert not several or "Look first at the rank that printed nothing" in explained
 
 
 def test_the_command_line_explains_a_text_a_category_a_file_and_what_comes_by_a_pipe(

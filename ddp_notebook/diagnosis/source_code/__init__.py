@@ -2,6 +2,7 @@
 
 conditions.py     What stands around a line: tests on the way to it, ways around it, loops.
 names.py          What a test is on each rank: the same on all, of its own, by its number.
+patch.py          Changes of the code that correct a mistake, as a diff.
 singled_out.py    The rank that code treats in a way of its own.
 sources.py        The user's files and cells: the loops and tests on the way to a collective.
 training_code.py  What the code of a training prints and draws.

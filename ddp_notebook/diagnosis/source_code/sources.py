@@ -34,7 +34,7 @@ from ddp_notebook.model import Collective, Place, Ranks
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
+MAGIC = re.compile(r"^[^\S\n]*[%!].*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +446,7 @@ class Sources:
             tree = None
             if name in self._texts:
                 try:
-                    tree = shallow(syntax.parse(_MAGIC.sub("", self._texts[name])))
+                    tree = shallow(syntax.parse(MAGIC.sub("", self._texts[name])))
                 except (SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = None
             # Both at once: whoever got a test or a loop from the tree may take the file's `Names`

@@ -1,0 +1,172 @@
+"""Small changes to the user's code that correct a mistake, as lines of a diff.
+
+A change is offered only where it is certainly right. It has whole lines, ``-old``, ``+new`` and
+`` kept``, from the first that changes to the last; it is empty where the code is not that simple.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+from collections.abc import Iterator
+
+from ddp_notebook import syntax
+from ddp_notebook.diagnosis.source_code.conditions import holds, last_name, shallow
+from ddp_notebook.diagnosis.source_code.names import Names, Varies
+from ddp_notebook.diagnosis.source_code.sources import MAGIC
+
+_WRAPPERS = ("DDP", "DistributedDataParallel")
+_INSTEAD = {None, "find_unused_parameters", "static_graph"}
+_PLACED = (ast.Expr, ast.Assign, ast.Return)
+"""Statements that evaluate one expression, once."""
+_ODD = {
+    *(ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp),
+    *(ast.GeneratorExp, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr),
+}
+"""Expressions whose parts are evaluated never, often or elsewhere, or that bind a name."""
+
+
+def hoist(source: str, line: int, test_line: int, called: str) -> str:
+    """Return the change that moves a call of `called` out of the `if` in `test_line`.
+
+    `line` is that of the call. Empty where that may not be right.
+    """
+    tree, lines = _tree(source), source.splitlines()
+    test = _without_else(tree, test_line)
+    statement = next((each for each in test.body if holds(each, line)), None) if test else None
+    call = _only_call(statement, called)
+    if not (test and statement and call and _may_precede(tree, test, statement, call)):
+        return ""
+    first, last = test.lineno - 1, statement.lineno - 1
+    text, above = lines[last], lines[first:last]
+    if text.strip() != ast.get_source_segment(source, statement):
+        return ""  # more in this line, or it goes on in the next
+    if _is_moved_whole(tree, statement, call):
+        kept = above if len(test.body) > 1 else []
+        moved = text.strip()
+    else:
+        name = _new_name(tree)
+        before, inside, after = _cut(text, call.col_offset, call.end_col_offset)
+        kept, moved = [*above, f"{before}{name}{after}"], f"{name} = {inside}"
+    return _diff(lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept])
+
+
+def find_unused_parameters(source: str, line: int) -> str:
+    """Return the change by which DDP, made in `line`, looks for unused parameters; or nothing."""
+    calls = [
+        node
+        for node in ast.walk(_tree(source))
+        if isinstance(node, ast.Call) and node.lineno == line and last_name(node.func) in _WRAPPERS
+    ]
+    if len(calls) != 1 or calls[0].end_lineno != line or not calls[0].args:
+        return ""
+    if _INSTEAD.intersection(keyword.arg for keyword in calls[0].keywords):
+        return ""
+    text = source.splitlines()[line - 1]
+    before, call, after = _cut(text, calls[0].col_offset, calls[0].end_col_offset)
+    call = call.removesuffix(")").rstrip().removesuffix(",")
+    return _diff([text], [f"{before}{call}, find_unused_parameters=True){after}"])
+
+
+def _tree(source: str) -> ast.Module:
+    """Return the code as a tree; an empty one where it does not parse."""
+    try:
+        return shallow(syntax.parse(MAGIC.sub("", source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _without_else(tree: ast.Module, line: int) -> ast.If | None:
+    """Return the `if` in a line; None for one with an ``else``, or that is one itself."""
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    others = [branch for branch in branches if branch.orelse]
+    others += [branch.orelse[0] for branch in others if isinstance(branch.orelse[0], ast.If)]
+    return next(
+        (branch for branch in branches if branch.lineno == line and branch not in others), None
+    )
+
+
+def _only_call(statement: ast.stmt | None, called: str) -> ast.Call | None:
+    """Return the call of `called`, if a statement evaluates it once, and no other call before."""
+    value = statement.value if isinstance(statement, _PLACED) else None
+    nodes = list(ast.walk(value)) if value else []
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    found = next((call for call in calls if last_name(call.func) == called), None)
+    if found is None or _ODD.intersection(map(type, nodes)):
+        return None
+    inside = set(ast.walk(found))
+    return found if all(call in inside or found in ast.walk(call) for call in calls) else None
+
+
+def _may_precede(tree: ast.Module, test: ast.If, statement: ast.stmt, call: ast.Call) -> bool:
+    """True where a call has all that it needs before the `if`, on every rank."""
+    # The test may ask for the rank alone: one that asks for the data may protect the call. And what
+    # stands in the branch before the call stays there, so it may not prepare the call.
+    above = itertools.takewhile(lambda each: each is not statement, test.body)
+    needed = set(_chains(call))
+    return (
+        Names(tree).varies(test.test) is Varies.BY_RANK
+        and not any(getattr(node, "args", ()) for node in ast.walk(test.test))
+        and all(ast.unparse(each).startswith("print(") for each in above)
+        and not needed.intersection(_chains(test.test))
+        and not {chain.partition(".")[0] for chain in needed} & _bound_for_some(tree)
+    )
+
+
+def _is_moved_whole(tree: ast.Module, statement: ast.stmt, call: ast.Call) -> bool:
+    """True of a call alone, and of one that gives its result to a name of the branch's own."""
+    targets = {getattr(target, "id", "") for target in getattr(statement, "targets", ())}
+    alone = isinstance(statement, ast.Expr | ast.Assign) and statement.value is call
+    return alone and targets <= _bound_for_some(tree)
+
+
+def _bound_for_some(tree: ast.Module) -> set[str]:
+    """Return the names that only some ranks give a value: in branches that ask for the rank."""
+    names = Names(tree)
+    branches = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and names.varies(node.test) is Varies.BY_RANK
+    )
+    inside = {node for branch in branches for node in ast.walk(branch)}
+    bound = [(_binds(node), node in inside) for node in ast.walk(tree)]
+    return {name for name, some in bound if some} - {name for name, some in bound if not some}
+
+
+def _binds(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.alias(name=name, asname=other):
+            return other or name.partition(".")[0]
+    return ""
+
+
+def _chains(node: ast.AST) -> Iterator[str]:
+    """Yield the names in an expression with their attributes: ``self.rank``."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Attribute) and isinstance(child, ast.Name | ast.Attribute)):
+            yield from _chains(child)
+
+
+def _new_name(tree: ast.Module) -> str:
+    name, taken = "result", {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _cut(text: str, begin: int, end: int | None) -> tuple[str, str, str]:
+    """Cut a line at columns of a tree, which count the bytes of UTF-8."""
+    data = text.encode()
+    return data[:begin].decode(), data[begin:end].decode(), data[end:].decode()
+
+
+def _diff(old: list[str], new: list[str]) -> str:
+    lines = difflib.unified_diff(old, new, n=len(old), lineterm="")
+    return "\n".join(list(lines)[3:])
