@@ -127,7 +127,7 @@ class Context:
         return report.activity is Activity.DEAD or (had_one and not report.initialized)
 
     def standing(self, ranks: Ranks) -> str:
-        """Where ranks are: ``rank 0 is in barrier at a.py:3; rank 1 has finished``."""
+        """Where ranks are: ``rank 0 is in barrier at a.py, line 3; rank 1 has finished``."""
         return describe.standing(ranks, self.graph.at, self.reports, self.run)
 
     # -- training ------------------------------------------------------------------------

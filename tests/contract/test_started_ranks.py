@@ -140,7 +140,7 @@ def test_a_hang_is_judged_located_shown_and_ended(ranks2: Session, script: Path,
     assert isinstance(result.error, Stuck), result.error
     finding = result.diagnosis.findings[0]
     assert finding.ranks == (1,), finding
-    assert "barrier at spawns.py:35 in train" in finding.cause, finding.cause
+    assert "barrier at spawns.py, line 35, in train" in finding.cause, finding.cause
     assert ranks2.why().findings[0].ranks == (1,)
     where = str(ranks2.where())
     assert ranks2.where().world_size == 3 and "train" in where, where

@@ -90,9 +90,10 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks
     (finding,) = diagnosis.findings
     assert finding.category is Category.EXCEPTION_ON_ONE_RANK
     assert (finding.ranks, finding.waiting) == ((1,), (0, 2))
-    assert finding.cause == "raised KeyError: 'key7' at cell 7:3 in load"
+    assert finding.cause == "raised KeyError: 'key7' at cell 7, line 3, in load"
     assert finding.evidence[0] == (
-        "rank 1: cell 7:7 → cell 7:5 in prepare → cell 7:3 in load: return settings['key7']"
+        "rank 1: cell 7, line 7 → cell 7, line 5, in prepare → cell 7, line 3, in load: "
+        "return settings['key7']"
     )
     for shown in (diagnosis, ranks.why()):
         (traceback,) = shown.tracebacks
@@ -119,7 +120,7 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
         assert [finding.ranks for finding in after.findings] == [(1,)]
         assert [traceback.ranks for traceback in after.tracebacks] == [(1,)]
         text = findings.text(after)
-        assert text.startswith("Found in cell 7, ") and "Ranks 0,2 were waiting." in text
+        assert text.startswith("Found in cell 7, ") and "Ranks 0 and 2 were waiting." in text
         assert after.to_json()["run"]["title"] == "cell 7" and after.to_json()["run"]["over"]
     ranks.restart((1,))
     assert ranks.why().findings, "new processes are no new run"
@@ -171,7 +172,7 @@ if rank != 1:
         time.sleep(0.01)"""
     (finding,) = stuck(ranks, source).findings
     assert (finding.category, finding.waiting) == (Category.CONDITIONAL_COLLECTIVE, (0, 2))
-    assert "cell 7:5" in finding.cause and "if rank != 1:" in finding.cause, "line 2 is empty"
+    assert "cell 7, line 5" in finding.cause and "if rank != 1:" in finding.cause, "line 2 is empty"
     ranks.abort()
     source = """\
 store = dist.distributed_c10d._get_default_store()
@@ -324,7 +325,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     train.write_text(CHAINED, "utf-8")
     error = ranks.run_script(str(train)).error
     assert error.diagnosis.findings[0].cause == (
-        "raised RuntimeError: step failed at train.py:10 in step"
+        "raised RuntimeError: step failed at train.py, line 10, in step"
     )
     assert "ZeroDivisionError" in error.diagnosis.tracebacks[0].text
     ranks.abort()
@@ -334,7 +335,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     error = ranks.wait().error
     assert error.diagnosis.findings[0].cause == (
         "raised KeyError: 'sample 3' (Caught KeyError in DataLoader worker process 0) "
-        "at train.py:14 in __getitem__"
+        "at train.py, line 14, in __getitem__"
     )
     ranks.abort()
     result = ranks.run_cell(

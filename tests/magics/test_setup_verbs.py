@@ -241,7 +241,7 @@ def test_a_script_that_leaves_or_raises_is_shown_with_its_own_lines(
     assert f'File "{script.with_name("boom.py")}", line 8, in <module>\n    half(8)\n' in text
     assert 'boom.py", line 5, in half\n    return n / (2 - int(os.environ' in text
     assert text.endswith(
-        "CellFailed: rank 2 raised ZeroDivisionError (boom.py, line 5); ranks 0-1 finished."
+        "CellFailed: rank 2 raised ZeroDivisionError (boom.py, line 5); ranks 0 and 1 finished."
     )
     script.with_name("fine.py").write_text("import sys\n\nsys.exit(0)\n")
     assert well(ranks_up, capsys, "%ddp_run fine.py")[1] == ""
@@ -334,7 +334,7 @@ def test_what_cannot_be_wrapped_says_why(ranks_up: Any, capsys: Capture) -> None
     well(ranks_up, capsys, "%%ddp --ranks 1\nodd = torch.nn.Linear(4, 3)")
     shown = well(ranks_up, capsys, "%ddp_wrap odd")[1]
     assert "odd: stage 1/4, parameters-verified, was not passed" in shown
-    assert "What to do: Make odd on rank 1 as on ranks 0,2" in shown
+    assert "What to do: Make odd on rank 1 as on ranks 0 and 2" in shown
 
 
 def test_the_doctor_asks_the_ranks(ranks_up: Any, capsys: Capture) -> None:

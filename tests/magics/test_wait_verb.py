@@ -77,7 +77,9 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    region = detach(kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "runs on ranks 0-1")
+    region = detach(
+        kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "runs on ranks 0 and 1"
+    )
     assert "begun" in updates(kernel, region, "begun")
     assert kernel.ask("1 + 1") == 2
     reply = kernel.run("%%ddp\nx = 1")
@@ -86,13 +88,13 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
     shown = updates(kernel, region, "has finished")
     assert "after the gate" in shown
     reply = kernel.run_well("result = %ddp_wait\nprint('pending', result.pending)")
-    assert "── ranks 0-1 ──\nbegun\nafter the gate\npending ()" in reply.text
+    assert "── ranks 0 and 1 ──\nbegun\nafter the gate\npending ()" in reply.text
 
 
 def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
     kernel: Kernel,
 ) -> None:
-    region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0-1")
+    region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0 and 1")
     shown = updates(kernel, region, "fix:")
     assert "all_reduce" in shown
     assert "rank 1" in kernel.run_well("%ddp_why").text
@@ -131,13 +133,13 @@ def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kern
 
 
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
-    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0-1")
+    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0 and 1")
     message = kernel.send("%ddp_wait")
     kernel.wait_for_text(message, "running")
     kernel.manager.interrupt_kernel()
     reply = kernel.finish(message)
     assert reply.ename == "CellInterrupted"
-    assert "ranks 0-1 stopped" in reply.evalue
+    assert "ranks 0 and 1 stopped" in reply.evalue
     kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)")
 
 
@@ -152,8 +154,8 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
     assert isinstance(result, CellResult)
     assert result.pending == (0, 1)
     shown = capsys.readouterr().out
-    assert shown.startswith("── ranks 0-1 ──\nbegun\n"), shown
-    assert "is still running on ranks 0-1. Continue to wait: %ddp_wait." in shown
+    assert shown.startswith("── ranks 0 and 1 ──\nbegun\n"), shown
+    assert "is still running on ranks 0 and 1. Continue to wait: %ddp_wait." in shown
     assert shell.run_cell("%ddp_output --ranks 1").success
     assert capsys.readouterr().out == "── rank 1 ──\nbegun\n"
     gate.touch()
@@ -222,10 +224,10 @@ def test_a_script_is_held_stepped_and_detached(
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out
     assert shell.run_cell(f"%ddp_run --detach {path} --epochs 2").success
-    assert "job.py runs on ranks 0-1, and the notebook is free." in capsys.readouterr().out
+    assert "job.py runs on ranks 0 and 1, and the notebook is free." in capsys.readouterr().out
     assert shell.run_cell("%ddp_wait").success
     shown = capsys.readouterr().out
-    assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")
+    assert shown.startswith("── ranks 0 and 1 ──\npast the barrier ['--epochs', '2']\n")
     assert shown.count("past the barrier") == 1
     assert shell.run_cell("%ddp_wait").success  # as after %ddp_wait --timeout that saw its end
     assert "job.py is over. Its result again:\n" in capsys.readouterr().out

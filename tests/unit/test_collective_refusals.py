@@ -100,7 +100,7 @@ def test_another_name_at_one_line_explains_another_shape() -> None:
     case = play(same(3, [loss], r2=[accuracy]))
     finding = the_one(refuse(case, 2, "not sent"))
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
-    assert "rank 2 has 'accuracy', ranks 0-1 have 'loss'" in finding.cause
+    assert "rank 2 has 'accuracy', ranks 0 and 1 have 'loss'" in finding.cause
     # Files of each rank's own are no names that ranks share.
     own = [all_reduce(18, shape=(4 + rank,), label=f"shard-{rank}") for rank in range(3)]
     assert found(play({r: [own[r]] for r in range(3)})) == [("shape-mismatch", (0, 1, 2))]
@@ -154,7 +154,7 @@ def test_two_groups_in_opposite_order() -> None:
     finding = the_one(play({0: [a, b], 1: [b, a]}, groups=groups))
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
     assert finding.waiting == ()
-    assert "rank 0 is in all_reduce at train.py:5" in finding.cause
+    assert "rank 0 is in all_reduce at train.py, line 5" in finding.cause
     groups = {"a": (0, 1, 2), "b": (0, 1, 2)}
     case = play({0: [a, b], 1: [b, a], 2: [a, b]}, groups=groups)
     assert found(case) == [("mismatched-order", (1,))]
@@ -191,7 +191,7 @@ def test_both_send_first() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
     assert finding.waiting == ()
-    assert "rank 0 is in send to rank 1 at train.py:13" in finding.cause
+    assert "rank 0 is in send to rank 1 at train.py, line 13" in finding.cause
 
 
 def test_a_ring_in_which_all_receive_first() -> None:
@@ -231,7 +231,9 @@ def test_a_peer_that_left() -> None:
     assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
     beside = the_one(play(same(3, [barrier(9), barrier(10)], r0=[barrier(9)]), {0: died(0)}))
     assert (beside.category, beside.ranks) == (Category.EARLY_EXIT, (0,))
-    assert beside.cause == "exited with code 0 while ranks 1-2 are in barrier at train.py:10"
+    assert (
+        beside.cause == "exited with code 0 while ranks 1 and 2 are in barrier at train.py, line 10"
+    )
     assert found(play(programs)) == [("p2p-mismatch", (0,))]
 
 
@@ -264,14 +266,15 @@ def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group()
     stuck = play({0: [pair, barrier(9)], 1: [], 2: [pair], 3: [pair]}, groups={"2": (0, 2, 3)})
     finding = diagnose_run(making(stuck, lists)).findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
-    assert "another group 2: rank 3 makes it of ranks 2-3 at train.py:4; ranks 0-2 make" in (
-        finding.cause
+    assert (
+        "another group 2: rank 3 makes it of ranks 2 and 3 at train.py, line 4; ranks 0-2 make"
+        in (finding.cause)
     )
     assert "with the same lists in the same order" in finding.remedy
     assert finding.evidence[-1] == "rank 3: new_group of [0-1], [2-3]"
     finding = diagnose_run(making(stuck, lists, called="dp", of_mesh=True)).findings[0]
     assert (finding.category, finding.ranks) == (Category.MESH_MISMATCH, (3,))
-    assert "of ranks 0,2 (dp) at" in finding.cause
+    assert "of ranks 0 and 2 (dp) at" in finding.cause
 
 
 def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_made_one() -> None:

@@ -43,8 +43,8 @@ def test_a_save_on_rank_0_alone_whose_barrier_meets_that_of_the_others() -> None
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
     assert finding.waiting == (), "rank 0 waits too, by its own doing"
-    assert "rank 0 alone calls barrier at train.py:16 in save" in finding.cause
-    assert "ranks 1-2 are in barrier at train.py:31" in finding.cause
+    assert "rank 0 alone calls barrier at train.py, line 16, in save" in finding.cause
+    assert "ranks 1 and 2 are in barrier at train.py, line 31" in finding.cause
     assert any("collective 3" in line for line in finding.evidence)
 
 
@@ -77,8 +77,9 @@ def test_most_ranks_reach_it_and_one_does_not() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (2,))
     assert finding.sentence == (
-        "Rank 2 does not call all_gather at train.py:8 as ranks 0-1,3 do; it is in broadcast at "
-        "train.py:9"
+        "Rank 2 does not call all_gather at train.py, line 8 as ranks 0, 1 and 3 do; it "
+        "is in broadcast at "
+        "train.py, line 9"
     )
 
 
@@ -88,7 +89,7 @@ def test_a_condition_in_the_code_is_named() -> None:
     finding = the_one(case, {"train.py": code})
     assert finding.ranks == (0,)
     assert "if rank == 0:" in finding.cause
-    assert "train.py:4: if rank == 0:" in finding.evidence
+    assert "train.py, line 4: if rank == 0:" in finding.evidence
 
 
 def test_the_two_branches_of_a_condition_may_each_have_their_own_barrier() -> None:
@@ -251,7 +252,8 @@ def test_a_shorter_batch_in_an_all_gather() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (2,))
     assert finding.cause == (
-        "rank 2 has shape [5, 2], ranks 0-1 have shape [8, 2], in all_gather at train.py:14"
+        "rank 2 has shape [5, 2], ranks 0 and 1 have shape [8, 2], in all_gather at "
+        "train.py, line 14"
     )
 
 
@@ -293,8 +295,8 @@ def test_every_rank_with_a_length_of_its_own_carries_the_same_mistake() -> None:
 @pytest.mark.parametrize(
     ("odd", "category", "words"),
     [
-        ({"dtype": "int32"}, "dtype-mismatch", "rank 1 has int32, ranks 0,2 have float32"),
-        ({"reduce_op": "MAX"}, "op-mismatch", "rank 1 has op=MAX, ranks 0,2 have op=SUM"),
+        ({"dtype": "int32"}, "dtype-mismatch", "rank 1 has int32, ranks 0 and 2 have float32"),
+        ({"reduce_op": "MAX"}, "op-mismatch", "rank 1 has op=MAX, ranks 0 and 2 have op=SUM"),
         ({"shape": (2, 4), "numel": 8}, "shape-mismatch", "rank 1 has shape [2, 4]"),
         ({"numel": 9, "tensors": 2}, "shape-mismatch", "rank 1 has 9 elements in 2 tensors"),
     ],
@@ -351,8 +353,8 @@ def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_nex
     case = play(same(2, [*[step] * 4, end], r1=[*[step] * 3, end]))
     finding = the_one(case, {"train.py": TRAIN})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "rank 1 is past the loop, in all_reduce at train.py:10" in finding.cause
-    assert "train.py:6 in train: except RuntimeError:" in finding.evidence
+    assert "rank 1 is past the loop, in all_reduce at train.py, line 10" in finding.cause
+    assert "train.py, line 6, in train: except RuntimeError:" in finding.evidence
     # A call of one rank alone that follows the loop is still that.
     code = TRAIN.replace("dist.all_reduce(skipped)", "if rank == 1: dist.all_reduce(skipped)")
     case = play(same(2, [step] * 4, r1=[*[step] * 3, end]))
@@ -379,7 +381,9 @@ def test_ranks_that_have_all_left_a_loop_did_not_part_in_it() -> None:
     case = play(same(3, [*train, *train, barrier(7)], r0=[*train, logged, *train, barrier(7)]))
     finding = the_one(case, {"train.py": EPOCHS})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "rank 0 alone calls all_reduce ('accuracy') at train.py:11 in log" in finding.cause
+    assert (
+        "rank 0 alone calls all_reduce ('accuracy') at train.py, line 11, in log" in finding.cause
+    )
     # With a batch less in the same place it is the batch.
     short = [*train[1:], logged, *train, barrier(7)]
     case = play(same(3, [*train, logged, *train, barrier(7)], r0=short))
@@ -410,7 +414,7 @@ def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
     finding = the_one(case, {"train.py": WRITER})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
     assert "has left out the rest of the last turn (if not rows: return), in" in finding.cause
-    assert "train.py:9 in flush: if not rows:" in finding.evidence
+    assert "train.py, line 9, in flush: if not rows:" in finding.evidence
     # The same where it has finished.
     case = play(same(4, [*half, *half], r1=[*half, step, step]))
     finding = the_one(case, {"train.py": WRITER})
@@ -440,7 +444,7 @@ def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
     )
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "rank 1 has float32 [7], ranks 0,2 have float32 [6], in all_reduce" in finding.cause
+    assert "rank 1 has float32 [7], ranks 0 and 2 have float32 [6], in all_reduce" in finding.cause
 
 
 def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_out() -> None:
@@ -450,7 +454,7 @@ def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_o
     code = "for p in params:\n  dist.all_reduce(p.grad, async_op=True)\n"
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (1,))
-    assert "rank 1 is at float32 [120] where ranks 0,2 are at float32 [12]" in finding.cause
+    assert "rank 1 is at float32 [120] where ranks 0 and 2 are at float32 [12]" in finding.cause
     code = "for p in params:\n  if p.grad is not None: dist.all_reduce(p.grad, async_op=True)\n"
     assert found(case, {"train.py": code}) == [("divergent-control-flow", (1,))]
 
@@ -496,8 +500,8 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
     case = play(same(2, [step] * 4, r1=[*[step] * 2, barrier(21)]))
     finding = the_one(_handles(case, 1))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
-    assert "calls barrier at train.py:21; rank 0 is in backward" in finding.cause
+    assert "raised ValueError: bad at train.py, line 9, in train" in finding.cause
+    assert "calls barrier at train.py, line 21; rank 0 is in backward" in finding.cause
     ends = {1: raised("barrier does not match", "Mismatch")}
     refusing = play(same(2, [step] * 4, r1=[*[step] * 2, refused(barrier(21))]), ends)
     assert found(_handles(refusing, 1)) == [("exception-on-one-rank", (1,))]
@@ -562,7 +566,7 @@ def test_a_turn_that_an_except_passes_over_is_no_lack_of_batches(
     for case in (past, ended):
         finding = the_one(case, code)
         assert (finding.category, finding.ranks) == (category, (1,))
-        assert (f"train.py:9: except {error}:" in finding.evidence) == (category[0] == "d")
+        assert (f"train.py, line 9: except {error}:" in finding.evidence) == (category[0] == "d")
 
 
 CLOSURE = """
@@ -588,7 +592,7 @@ def test_an_optimizer_that_calls_its_closure_more_often_on_one_rank(
     past = play(same(2, [*[step] * 9, end], r1=[*[step] * 7, end]))
     finding = the_one(past, code)
     assert (finding.category, finding.ranks) == (category, (1,))
-    assert ("train.py:7: opt.step(closure)" in finding.evidence) == (argument == "closure")
+    assert ("train.py, line 7: opt.step(closure)" in finding.evidence) == (argument == "closure")
     assert ("all_reduce the loss" in finding.remedy) == (argument == "closure")
     ended = the_one(play(same(3, [step] * 9, r1=[step] * 7)), code)
     assert (ended.category, ended.ranks) == (category, (1,))
@@ -642,7 +646,7 @@ def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:
     )
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
+    assert "raised ValueError: bad at train.py, line 9, in train" in finding.cause
 
 
 def test_a_rank_that_leaves_a_layer_before_its_last_exchange() -> None:
@@ -700,7 +704,7 @@ def test_who_left_early_is_shown_the_except_that_may_have_let_it_go(then: str) -
     case = play({0: [reduce, wait], 1: [reduce]})
     finding = the_one(case, {"train.py": GIVES_UP.format(then=then)})
     assert (finding.category, finding.ranks) == ("early-exit", (1,))
-    line = "train.py:6 in run: except ValueError as error:"
+    line = "train.py, line 6, in run: except ValueError as error:"
     assert (line in finding.evidence) == (then != "raise")
 
 
@@ -723,7 +727,7 @@ def test_a_call_that_an_except_leaves_before_its_reduction_is_no_lack_of_batches
     case = play(same(3, [*[step] * 5, end], r1=[*[step] * 4, end]))
     finding = the_one(case, {"train.py": SKIPS})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "train.py:5 in one: except OSError as error:" in finding.evidence
+    assert "train.py, line 5, in one: except OSError as error:" in finding.evidence
 
 
 ENDS = """
@@ -829,5 +833,5 @@ def test_ranks_at_one_line_of_a_function_are_told_by_where_they_come_from() -> N
     case = play(same(3, [student] * 4, r1=[student, student, replace(teacher, shape=(9,))]))
     finding = the_one(case)
     assert finding.ranks == (1,)
-    assert "rank 1 comes there from train.py:42" in finding.evidence
-    assert "ranks 0,2 come there from train.py:33" in finding.evidence
+    assert "rank 1 comes there from train.py, line 42" in finding.evidence
+    assert "ranks 0 and 2 come there from train.py, line 33" in finding.evidence

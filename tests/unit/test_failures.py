@@ -34,9 +34,9 @@ def end(rank: int, evalue: str = "'key7'", outcome: str = "error") -> CellFinish
 def test_ranks_that_raised_the_same_on_the_same_line_are_one_finding() -> None:
     (same, other) = failures.raised([end(0), end(2), end(1, "'y'")], (0, 1, 2, 3))
     assert (same.category, same.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 2))
-    assert same.cause == "raised KeyError: 'key7' at utils.py:3 in load"
+    assert same.cause == "raised KeyError: 'key7' at utils.py, line 3, in load"
     assert same.evidence == (
-        "ranks 0,2: train.py:9 in main → utils.py:3 in load: return x['key7']",
+        "ranks 0 and 2: train.py, line 9, in main → utils.py, line 3, in load: return x['key7']",
     )
     assert other.ranks == (1,)
 
@@ -50,7 +50,7 @@ def test_a_closed_connection_is_the_word_of_the_rank_that_was_left() -> None:
     gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
     (finding,) = failures.raised([end(0, gone), end(1, outcome="ok")], (0, 1))
     assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
-    assert finding.waiting == (0,) and "utils.py:3" in finding.evidence[0]
+    assert finding.waiting == (0,) and "utils.py, line 3" in finding.evidence[0]
     several = [end(0, gone), end(1, outcome="ok"), end(2, outcome="ok")]
     (finding,) = failures.raised(several, (0, 1, 2))
     assert (finding.category, finding.ranks) == (Category.UNDECIDED, ())
@@ -72,9 +72,9 @@ def test_a_rank_that_lost_the_store_of_one_that_raised_carries_no_error_of_its_o
 
 def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> None:
     (empty,) = failures.raised([end(0, "")], (0, 1))
-    assert empty.cause == "raised KeyError at utils.py:3 in load"
+    assert empty.cause == "raised KeyError at utils.py, line 3, in load"
     (huge,) = failures.raised([end(0, "y" * 10_000)], (0, 1))
-    assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py:3 in load")
+    assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py, line 3, in load")
 
 
 def test_a_group_that_was_destroyed_is_made_again() -> None:
@@ -100,12 +100,13 @@ def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_f
     assert finding is not None and (finding.ranks, finding.waiting) == ((1, 2), (0,))
     assert finding.category == Category.STRAGGLER
     assert finding.sentence == (
-        "Ranks 1-2 were still at utils.py:3 in load when they were interrupted, and rank 0 waits "
+        "Ranks 1 and 2 were still at utils.py, line 3, in load when they were "
+        "interrupted, and rank 0 waits "
         "since"
     )
     nowhere = failures.left_by_interrupted([structs.replace(each, path=()) for each in ends], case)
     assert nowhere is not None and nowhere.category == Category.EARLY_EXIT
-    assert nowhere.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
+    assert nowhere.sentence == "Ranks 1 and 2 were interrupted, and rank 0 waits since"
     assert finding.commands == ("%ddp_abort",)
     assert failures.left_by_interrupted([end(1)], case) is None
     busy = Case((waits(0), RankReport(1, Activity.BUSY)))
@@ -153,7 +154,7 @@ def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
 
 
 def waits(rank: int, **fields: object) -> RankReport:
-    return report(rank, Activity.WAITING, inside="store", doing="init (a.py:3)", **fields)
+    return report(rank, Activity.WAITING, inside="store", doing="init (a.py, line 3)", **fields)
 
 
 def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:
@@ -161,7 +162,7 @@ def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:
     case = Case((waits(0, probe=probe), waits(1, probe=probe)))
     finding = failures.unexplained(case, {0: 24.0, 1: 23.0})
     assert finding is not None and finding.category is Category.UNDECIDED
-    assert finding.cause == "ranks 0-1 have waited for 24 s, and the cause is not known"
+    assert finding.cause == "ranks 0 and 1 have waited for 24 s, and the cause is not known"
     assert finding.ranks == () and finding.waiting == (0, 1)
     assert any("127.0.0.1:4000 accepts the connection" in fact for fact in finding.evidence)
 

@@ -104,7 +104,8 @@ def test_a_path_of_a_ranks_own_for_what_one_rank_made_elsewhere_is_a_wrong_path(
     finding = the_one(changed(without(1, 2), (0, "written", "/run/0/a.pt")))
     assert (finding.category, finding.ranks) == ("wrong-path-on-rank", (1, 2))
     assert finding.cause == (
-        "ranks 1-2 look for a.pt in /run/1 at train.py:6 in load, and rank 0 made it in /run/0"
+        "ranks 1 and 2 look for a.pt in /run/1 at train.py, line 6, in load, and rank 0 "
+        "made it in /run/0"
     )
 
 
@@ -146,7 +147,8 @@ def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
     assert finding.sentence.startswith(
-        "Rank 0 deleted the file of the rendezvous, /tmp/store, at train.py:4, while ranks 0-1"
+        "Rank 0 deleted the file of the rendezvous, /tmp/store, at train.py, line 4, "
+        "while ranks 0 and 1"
     )
 
 
@@ -176,5 +178,5 @@ def test_a_rendezvous_file_that_was_deleted_after_a_rank_had_joined_by_it() -> N
     code = "if rank == 0 and os.path.exists(path):\n  os.remove(path)\ninit()\n"
     finding = the_one(joining(lost=True), {"train.py": code})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert "/tmp/store, at train.py:2, while rank 1 still needs it" in finding.cause
+    assert "/tmp/store, at train.py, line 2, while rank 1 still needs it" in finding.cause
     assert found(joining(lost=False), {"train.py": code}) == []

@@ -78,7 +78,9 @@ def blocks(own: int) -> Case:
 def test_a_call_in_another_group_than_its_peers_wait_in_is_the_wrong_group() -> None:
     finding = the_one(blocks(1))
     assert (finding.category, finding.ranks) == ("subgroup-misuse", (3,))
-    assert "in the group of ranks 1,3, where rank 2 waits for it in the group of" in finding.cause
+    assert (
+        "in the group of ranks 1 and 3, where rank 2 waits for it in the group of" in finding.cause
+    )
 
 
 def test_a_call_too_many_in_another_group_is_no_wrong_group() -> None:
@@ -176,8 +178,8 @@ def pushed(pulls: int) -> Case:
 def test_a_rank_is_not_expected_in_a_group_of_others_that_has_as_many_members() -> None:
     finding = the_one(pushed(4))
     assert (finding.category, finding.ranks) == ("divergent-control-flow", (0, 2))
-    assert "which has called one less in that group, at train.py:40 in push" in finding.cause
-    assert "rank 0 is in barrier at train.py:60" in finding.cause
+    assert "which has called one less in that group, at train.py, line 40, in push" in finding.cause
+    assert "rank 0 is in barrier at train.py, line 60" in finding.cause
     assert found(pushed(3)) == []
 
 

@@ -62,47 +62,51 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
     [
         (
             parameter(2, shape=(5, 10)),
-            "parameter 2, fc2.weight: rank 1 has (5, 10), ranks 0,2-3 have (4, 10)",
+            "parameter 2, fc2.weight: rank 1 has (5, 10), ranks 0, 2 and 3 have (4, 10)",
         ),
         (
             parameter(0, dtype="float64"),
-            "parameter 0, fc1.weight: rank 1 has float64, ranks 0,2-3 have float32",
+            "parameter 0, fc1.weight: rank 1 has float64, ranks 0, 2 and 3 have float32",
         ),
         (
             parameter(1, requires_grad=False),
             "parameter 1, fc1.bias: rank 1 has requires_grad=False, "
-            "ranks 0,2-3 have requires_grad=True",
+            "ranks 0, 2 and 3 have requires_grad=True",
         ),
         (
             parameter(0, stride=(1, 10)),
-            "parameter 0, fc1.weight: rank 1 has stride (1, 10), ranks 0,2-3 have stride (8, 1)",
+            "parameter 0, fc1.weight: rank 1 has stride (1, 10), ranks 0, 2 and 3 have "
+            "stride (8, 1)",
         ),
         (
             parameter(0, device="cuda"),
-            "parameter 0, fc1.weight: rank 1 has device cuda, ranks 0,2-3 have device cpu",
+            "parameter 0, fc1.weight: rank 1 has device cuda, ranks 0, 2 and 3 have device cpu",
         ),
         (
             parameter(3, name="head.bias"),
-            "parameter 3: rank 1 has head.bias, ranks 0,2-3 have fc2.bias",
+            "parameter 3: rank 1 has head.bias, ranks 0, 2 and 3 have fc2.bias",
         ),
         (
             swapped,
-            "parameter 0: rank 1 has fc1.bias, ranks 0,2-3 have fc1.weight "
+            "parameter 0: rank 1 has fc1.bias, ranks 0, 2 and 3 have fc1.weight "
             "(the same names in another order)",
         ),
         (
             without_bias,
-            "rank 1 has 3 parameters, ranks 0,2-3 have 4 parameters (fc2.bias missing)",
+            "rank 1 has 3 parameters, ranks 0, 2 and 3 have 4 parameters (fc2.bias missing)",
         ),
-        (with_more, "rank 1 has 5 parameters, ranks 0,2-3 have 4 parameters (fc3.bias too much)"),
+        (
+            with_more,
+            "rank 1 has 5 parameters, ranks 0, 2 and 3 have 4 parameters (fc3.bias too much)",
+        ),
         (
             without_norm,
-            "rank 1 has 0 buffers, ranks 0,2-3 have 2 buffers "
+            "rank 1 has 0 buffers, ranks 0, 2 and 3 have 2 buffers "
             "(norm.running_mean, norm.running_var missing)",
         ),
         (
             other_buffer,
-            "buffer 1, norm.running_var: rank 1 has int64, ranks 0,2-3 have float32",
+            "buffer 1, norm.running_var: rank 1 has int64, ranks 0, 2 and 3 have float32",
         ),
     ],
 )
@@ -114,7 +118,7 @@ def test_the_first_difference_is_said_in_words(odd: Fingerprint, cause: str) -> 
 def test_the_remedy_is_what_to_type() -> None:
     finding = one(NET, without_bias, NET)
     assert finding.remedy == (
-        "Make model on rank 1 as on ranks 0,2 (%%ddp --ranks 1), then again: %ddp_wrap model"
+        "Make model on rank 1 as on ranks 0 and 2 (%%ddp --ranks 1), then again: %ddp_wrap model"
     )
 
 
@@ -145,7 +149,7 @@ def test_rank_0_may_be_the_odd_one() -> None:
     finding = one(without_bias, NET, NET)
     assert finding.ranks == (0,)
     assert finding.cause == (
-        "rank 0 has 3 parameters, ranks 1-2 have 4 parameters (fc2.bias missing)"
+        "rank 0 has 3 parameters, ranks 1 and 2 have 4 parameters (fc2.bias missing)"
     )
 
 
@@ -153,7 +157,8 @@ def test_ranks_that_differ_each_in_its_own_way_are_named_together() -> None:
     finding = one(NET, parameter(2, shape=(5, 10)), NET, parameter(2, shape=(6, 10)), NET)
     assert finding.ranks == (1, 3)
     assert finding.cause == (
-        "parameter 2, fc2.weight: rank 1 has (5, 10), rank 3 has (6, 10), ranks 0,2,4 have (4, 10)"
+        "parameter 2, fc2.weight: rank 1 has (5, 10), rank 3 has (6, 10), ranks 0, 2 and "
+        "4 have (4, 10)"
     )
     assert len(finding.evidence) == 2
 

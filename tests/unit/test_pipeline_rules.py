@@ -53,7 +53,7 @@ def first_of(case: Case) -> Finding:
         (
             (part(0), part(1, micro_batches=2), part(2)),
             (1,),
-            "(rank 1: 2 micro-batches; ranks 0,2: 4 micro-batches)",
+            "(rank 1: 2 micro-batches; ranks 0 and 2: 4 micro-batches)",
         ),
         (
             (part(0), part(1), part(1, meant=2)),
@@ -64,7 +64,7 @@ def first_of(case: Case) -> Finding:
         (
             (part(0, schedule="GPipe"), part(1), part(2)),
             (0,),
-            "(rank 0: schedule GPipe; ranks 1-2: schedule 1F1B)",
+            "(rank 0: schedule GPipe; ranks 1 and 2: schedule 1F1B)",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def test_counting_that_failed_is_said_as_its_checks_are_missing() -> None:
     diagnosis = diagnose_training({0: broken, 1: replace(broken, rank=1)}, Collectives())
     (note,) = diagnosis.notes
     assert "known in part only: counting failed" in note
-    assert "(ranks 0-1: TypeError: no such thing)" in note
+    assert "(ranks 0 and 1: TypeError: no such thing)" in note
 
 
 @pytest.mark.parametrize(("collectives", "told"), [(9, 1), (0, 0)])
@@ -441,7 +441,7 @@ def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None
     most = replace(two, ranks=(*two.ranks, replace(two.ranks[1], rank=2)))
     found = tuple(out_of_step.unreduced_gradients(Context(most)))
     assert only(found) == (Category.NO_SYNC_MISUSE, (0,))
-    assert "that ranks 1-2 ran under no_sync" in found[0].cause
+    assert "that ranks 1 and 2 ran under no_sync" in found[0].cause
 
 
 def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wait() -> None:

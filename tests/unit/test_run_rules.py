@@ -82,7 +82,7 @@ def test_an_exception_before_a_collective() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (2,))
     assert finding.waiting == (0, 1)
-    assert "ranks 0-1 are in all_reduce at train.py:14" in finding.evidence
+    assert "ranks 0 and 1 are in all_reduce at train.py, line 14" in finding.evidence
     assert found(lost(case, 0, 1)) == [("exception-on-one-rank", (2,))]
     assert found(lost(case, 0, 1, text="Timed out waiting 1800000ms for recv")) == [
         ("exception-on-one-rank", (2,))
@@ -123,7 +123,9 @@ def test_a_rank_that_left_by_an_exit_on_a_condition(line: int, told: str) -> Non
     case = play(same(3, program, r1=program[:1]), {1: left})
     finding = the_one(case, {"train.py": LEAVES})
     assert (finding.category, finding.ranks) == (told, (1,))
-    assert ("sys.exit() at train.py:4 (if not trials" in finding.cause) == (told == "early-exit")
+    assert ("sys.exit() at train.py, line 4 (if not trials" in finding.cause) == (
+        told == "early-exit"
+    )
 
 
 def test_a_rank_that_was_not_asked_to_run_the_cell() -> None:
@@ -145,8 +147,8 @@ def test_a_busy_rank_is_late_and_nothing_is_wrong() -> None:
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,))
     assert finding.passing
     assert finding.waiting == (0, 2)
-    assert "backward (all_reduce) at train.py:20" in finding.cause
-    assert "busy at train.py:40 in load" in finding.cause
+    assert "backward (all_reduce) at train.py, line 20" in finding.cause
+    assert "busy at train.py, line 40, in load" in finding.cause
 
 
 def test_a_rank_that_is_held_is_waited_for() -> None:
@@ -200,7 +202,7 @@ def test_a_further_group_is_not_the_first() -> None:
 def test_who_waits_in_set_up_for_a_busy_rank_is_told_so() -> None:
     case = play({0: [backward()], 1: [backward()]})
     waits = RankReport(0, Activity.WAITING, "store", entered=2, left=1)
-    late = replace(BUSY, rank=1, doing="load (train.py:7)")
+    late = replace(BUSY, rank=1, doing="load (train.py, line 7)")
     findings = diagnose_run(replace(case, ranks=(waits, late))).findings
     assert [(f.category, f.ranks, f.passing) for f in findings] == [
         (Category.STRAGGLER, (1,), True)

@@ -43,7 +43,7 @@ def stuck() -> Case:
 def test_a_rank_that_wraps_fewer_modules_or_frees_none_is_told() -> None:
     finding = first_of(sharded(stuck(), WHOLE, units("", "blocks.0"), WHOLE))
     assert (finding.category, finding.ranks) == ("sharding-mismatch", (1,))
-    assert "rank 1: no others; ranks 0,2: blocks.1 (272 parameters)" in finding.cause
+    assert "rank 1: no others; ranks 0 and 2: blocks.1 (272 parameters)" in finding.cause
     other = units("", "blocks.0", "blocks.1", reshards=False)
     finding = first_of(sharded(stuck(), WHOLE, WHOLE, other))
     assert (finding.category, finding.ranks) == ("sharding-mismatch", (2,))

@@ -76,7 +76,7 @@ def test_a_tensor_used_before_its_handle_was_waited_for(
     assert bool(findings) is wrong
     if wrong:
         assert findings[0].category is Category.ASYNC_MISUSE and findings[0].ranks == (0, 1)
-        assert words in findings[0].cause and "train.py:7" in findings[0].cause
+        assert words in findings[0].cause and "train.py, line 7" in findings[0].cause
     assert len(found(run(0, works=(work,)), run(1))) == wrong, "on one rank alone"
 
 
@@ -450,7 +450,7 @@ def lms(values: tuple[float, ...] = (1.0, 2.0), **fields: Any) -> list[RunFacts]
 def test_weights_that_the_code_ties_and_that_are_trained_apart_are_told() -> None:
     (finding,) = found(*lms(), source=TIES)
     assert (finding.category, finding.ranks) == (Category.WEIGHT_TYING_LOST, (0, 1))
-    assert "train.py:3" in finding.cause
+    assert "train.py, line 3" in finding.cause
 
 
 @pytest.mark.parametrize(

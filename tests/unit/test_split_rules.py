@@ -60,7 +60,8 @@ def test_splits_that_disagree(
 def test_who_sends_what_to_whom_is_said() -> None:
     finding = the_one(brought(*CASES["its splits are unlike those of the others"][0]))
     assert finding.cause == (
-        "rank 2 sends 3 to rank 1, which expects 2, in all_to_all at train.py:33, and its splits "
+        "rank 2 sends 3 to rank 1, which expects 2, in all_to_all at train.py, line 33, "
+        "and its splits "
         "are unlike the other ranks'"
     )
     assert "rank 2: sends [2, 3, 2], expects [2, 2, 2]" in finding.evidence

@@ -198,9 +198,9 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     html = still_picture.html(board(known), HANG, sides, timeline)
     places = [html.index(part) for part in (
         "Only rank 0 calls barrier",
-        "<b>rank 0</b> <code>barrier</code> at cell 2:2",
+        "<b>rank 0</b> <code>barrier</code> at cell 2, line 2",
         "▸   2     dist.barrier()",
-        "<b>ranks 1-2</b> <code>all_reduce</code> at cell 2:3 float32 [4]",
+        "<b>ranks 1 and 2</b> <code>all_reduce</code> at cell 2, line 3 float32 [4]",
         "Call it on all ranks.",
         "▶ running",
         "<svg",

@@ -55,7 +55,7 @@ UNDECIDED = Finding(
     Category.UNDECIDED, (), "the ranks contradict each other", "%ddp_why, once more", (), ("a",)
 )
 HELD_BACK = StepTable(
-    title="store: ranks 0-1,3 are there, rank 2 is held back",
+    title="store: ranks 0, 1 and 3 are there, rank 2 is held back",
     rows=(
         StepRow((0,), "environment", "waiting", "listens on port 41234", (2,), 12.3),
         StepRow((1, 3), "environment", "waiting", "the store's key init/rank_2", (2,), 11.8),
@@ -133,7 +133,7 @@ def test_what_may_mend_itself_is_busy_and_not_stuck() -> None:
           Rank 0 is waiting.
 
         rank activity:
-          ranks 0-1: waits for rank 2
+          ranks 0 and 1: waits for rank 2
           rank 2:    load_shard (data.py, line 48)
         """)
 
@@ -166,11 +166,11 @@ def test_many_ranks_that_do_not_follow_each_other_are_broken_at_a_comma() -> Non
     even = tuple(range(0, 64, 2))
     found = Finding(Category.ENV_MISMATCH, even, "MASTER_PORT is 29501 there", "")
     assert text_of(found, doing=dict.fromkeys(even, "connects") | {1: "waits"}) == dedent("""\
-        ✗ Ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
+        ✗ Ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44 and 46,
           48,50,52,54,56,58,60,62: MASTER_PORT is 29501 there [env-mismatch]
 
         rank activity:
-          ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
+          ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44 and 46,
           48,50,52,54,56,58,60,62:
               connects
           rank 1: waits
@@ -188,7 +188,7 @@ def test_escape_codes_and_line_ends_are_taken_out() -> None:
 
 def test_a_step_with_one_rank_held_back() -> None:
     assert step_table.text(HELD_BACK) + "\n" == dedent("""\
-        store: ranks 0-1,3 are there, rank 2 is held back
+        store: ranks 0, 1 and 3 are there, rank 2 is held back
 
         ranks  passed       state      on what, or why              waits for  since
         ─────  ───────────  ─────────  ───────────────────────────  ─────────  ──────────
@@ -250,7 +250,7 @@ def test_how_long_is_said_to_the_second_for_an_hour(since_s: float, words: str) 
 def test_a_rank_that_lost_its_connection_is_not_said_to_be_waiting() -> None:
     died = Finding(Category.RANK_DIED, (3,), "killed", "%ddp_abort", waiting=(0, 1, 2))
     doing = {0: "failed: RuntimeError: Connection reset", 1: "waits in all_reduce", 2: "waits"}
-    assert findings.waiting_words(died, Diagnosis((died,), doing)) == "Ranks 1-2 are waiting."
+    assert findings.waiting_words(died, Diagnosis((died,), doing)) == "Ranks 1 and 2 are waiting."
     assert findings.waiting_words(died, Diagnosis((died,), dict.fromkeys(range(3), doing[0]))) == ""
 
 
@@ -261,7 +261,7 @@ def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
         *("fix", "%ddp_restart --ranks 3", "Ranks 0-2 are waiting."),
         *("evidence", "(2 facts)", *DUPLICATE.evidence),
         *("rank activity", "who", "doing"),
-        *("ranks 0-1", "waits for rank 3", "rank 3", "is rank 1"),
+        *("ranks 0 and 1", "waits for rank 3", "rank 3", "is rank 1"),
     ]
     assert page.tags.count("details") == 2
     assert page.values("open") == [None], "only the activity of ranks is open"

@@ -45,38 +45,42 @@ FOR_KEY = report(0, Activity.WAITING, "key", initialized=True, key="ready")
 
 
 def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -> None:
-    in_get = with_facts(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
+    in_get = with_facts(BUSY, doing="Queue.get (train.py, line 40)", still_s=12.0)
     case = play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: in_get})
     (late,) = diagnose_run(case).findings
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
-    assert "uses no CPU time: it has been in Queue.get (train.py:40)" in late.cause
-    assert "it has been in Queue.get (train.py:40) for 12 s" in late.evidence
-    assert doing(in_get) == "has been in Queue.get (train.py:40) for 12 s, using no CPU time"
-    asleep = replace(in_get, doing="train.py:40")
-    assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
-    assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
+    assert "uses no CPU time: it has been in Queue.get (train.py, line 40)" in late.cause
+    assert "it has been in Queue.get (train.py, line 40) for 12 s" in late.evidence
+    assert doing(in_get) == "has been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
+    asleep = replace(in_get, doing="train.py, line 40")
+    assert doing(asleep) == "has been in train.py, line 40 for 12 s, using no CPU time"
+    assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py, line 40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
-        "ranks 0-1 have been in Queue.get (train.py:40) for 12 s, using no CPU time"
+        "ranks 0 and 1 have been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
     )
     in_setup = with_facts(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
-    assert late.passing and "it has been in Queue.get (train.py:40)" in late.cause
+    assert late.passing and "it has been in Queue.get (train.py, line 40)" in late.cause
 
 
 def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:
     loader = ThreadError("loader", "KeyError", "'shard 3'", (Place("train.py", 6, "load"),))
-    waits = replace(BUSY, in_threads=(loader,), doing="train.py:9")
+    waits = replace(BUSY, in_threads=(loader,), doing="train.py, line 9")
     (late,) = diagnose_run(play({0: [all_reduce(10)], 1: []}, {1: waits})).findings
     assert late.passing and any("'loader' raised KeyError" in line for line in late.evidence)
     assert found(play({0: [], 1: []}, {1: replace(DONE, in_threads=(loader,))})) == []
 
 
 def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
-    waits = [with_facts(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
+    waits = [
+        with_facts(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py, line 8") for name in "ab"
+    ]
     case = play({0: [barrier(9)], 1: [], 2: []}, {1: waits[0], 2: waits[1]})
     finding = the_one(case)
     assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
-    assert "under 2 paths" in finding.cause and "rank 2: at train.py:8, for /tmp/b" in str(finding)
+    assert "under 2 paths" in finding.cause and "rank 2: at train.py, line 8, for /tmp/b" in str(
+        finding
+    )
 
 
 def test_a_process_that_the_users_interrupt_ended_is_no_finding_unless_others_wait_for_it() -> None:
@@ -95,7 +99,7 @@ def test_a_key_that_no_rank_can_set_any_more_is_named() -> None:
     finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: FOR_KEY}))
     assert (finding.category, finding.ranks, finding.waiting) == ("unset-key", (1,), (0, 2))
     assert "'ready', which no rank has set" in finding.cause
-    assert "ranks 0,2 are in barrier at train.py:5" in finding.cause
+    assert "ranks 0 and 2 are in barrier at train.py, line 5" in finding.cause
 
 
 def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -> None:
@@ -143,8 +147,18 @@ GAVE_UP = report(
 @pytest.mark.parametrize(
     ("other", "category", "ranks", "words"),
     [
-        (replace(DONE, keys_set=("ready",)), "straggler", (0,), "only after ranks 1-2 gave it up"),
-        (replace(BUSY, doing="train.py:4"), "straggler", (0,), "it is busy in train.py:4"),
+        (
+            replace(DONE, keys_set=("ready",)),
+            "straggler",
+            (0,),
+            "only after ranks 1 and 2 gave it up",
+        ),
+        (
+            replace(BUSY, doing="train.py, line 4"),
+            "straggler",
+            (0,),
+            "it is busy in train.py, line 4",
+        ),
         (DONE, "unset-key", (0,), "which no rank has set"),
         (replace(DONE, keys_set=("read",)), "unset-key", (0,), "which no rank has set"),
     ],
@@ -324,7 +338,7 @@ def test_two_threads_that_use_one_group_at_the_same_time_are_told_with_the_mista
     odd = replace(other, shape=(9,), numel=9)
     finding = the_one(case_of({0: [first, other], 1: [first, odd]}, *waits))
     assert finding.category == "shape-mismatch"
-    threads = "ranks 0-1 call collectives of this group in more than one thread"
+    threads = "ranks 0 and 1 call collectives of this group in more than one thread"
     assert (threads in finding.cause) == at_once
     assert ("Give each thread a group of its own" in finding.remedy) == at_once
     began = "rank 1: all_reduce of collective 1 began while all_reduce of collective 0 was"
@@ -375,7 +389,7 @@ def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more
     }
     finding = the_one(case_of(of, *waits))
     assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
-    assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
+    assert "two threads of ranks 0 and 1 each use one group at the same time" in finding.cause
     moving = [with_facts(e, runnable=True) for e in waits]
     assert not found(case_of(of, *moving))
 

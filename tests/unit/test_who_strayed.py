@@ -258,7 +258,10 @@ def given_up(
             given_up(41.0, raised(CLOSED, "RuntimeError"), 1800.0, "monitored_barrier"),
             "called monitored_barrier",
         ),
-        (given_up(None, replace(BUSY, doing="train.py:7 in tokenise")), "has not called barrier"),
+        (
+            given_up(None, replace(BUSY, doing="train.py, line 7, in tokenise")),
+            "has not called barrier",
+        ),
         (
             # With wait_all_ranks=True rank 0 names who did not come, and nothing else.
             lost(

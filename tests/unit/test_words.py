@@ -30,8 +30,8 @@ from ddp_notebook.testing import fake_run
     ("ranks", "cause", "sentence"),
     [
         ((2,), "rank 2 has skipped it", "Rank 2 has skipped it"),
-        ((0, 2), "ranks 0,2 have left", "Ranks 0,2 have left"),
-        ((0,), "ranks 0,2 have left", "Rank 0: ranks 0,2 have left"),
+        ((0, 2), "ranks 0 and 2 have left", "Ranks 0 and 2 have left"),
+        ((0,), "ranks 0 and 2 have left", "Rank 0: ranks 0 and 2 have left"),
         ((1,), "rank 12 waits", "Rank 1: rank 12 waits"),
         ((1,), "raised ValueError: x", "Rank 1 raised ValueError: x"),
         ((), "a file is there", "No rank in particular: a file is there"),
@@ -60,7 +60,7 @@ def test_a_rank_is_not_told_that_it_has_not_called_recv_from_itself() -> None:
         (
             (1,),
             "Rank 1 has not called the send that rank 0 waits for in recv from rank 1 at "
-            "train.py:5 yet: it is busy at train.py:7",
+            "train.py, line 5 yet: it is busy at train.py, line 7",
         )
     ]
     # Of a chain the rank that is late is told of who waits for it, not of who waits for those.
@@ -74,15 +74,16 @@ def test_three_ranks_that_are_late_in_one_line_are_one_box() -> None:
     assert late(case) == [
         (
             (1, 2, 3),
-            "Ranks 1-3 have not called barrier at train.py:9 yet: they are busy at train.py:7",
+            "Ranks 1-3 have not called barrier at train.py, line 9 yet: they are busy at "
+            "train.py, line 7",
         )
     ]
     other = {1: at, 2: at, 3: replace(BUSY, path=places(8))}
     ((ranks, sentence),) = late(play(same(4, [], r0=[barrier(9)]), other))
     assert ranks == (1, 2, 3)
     assert sentence.endswith(
-        "yet: rank 1 is busy at train.py:7; rank 2 is busy at train.py:7; "
-        "rank 3 is busy at train.py:8"
+        "yet: rank 1 is busy at train.py, line 7; rank 2 is busy at train.py, line 7; "
+        "rank 3 is busy at train.py, line 8"
     )
 
 
@@ -102,7 +103,7 @@ def test_a_ring_names_its_ranks_each_with_its_line() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1, 3))
     assert finding.cause.startswith("they wait for each other: rank 0 is in send to rank 1 at")
-    assert "rank 3 is in barrier at train.py:9" in finding.cause
+    assert "rank 3 is in barrier at train.py, line 9" in finding.cause
     assert finding.waiting == (2,)
 
 

@@ -142,7 +142,7 @@ def test_without_a_step_it_is_said_that_none_was_made() -> None:
 def test_after_a_step_the_order_and_the_buckets_are_shown(known: Reduction, title: str) -> None:
     lines = reduction_lines({0: known, 1: known})
     assert lines[:3] == (
-        "Gradients became ready in this order (ranks 0-1 alike):",
+        "Gradients became ready in this order (ranks 0 and 1 alike):",
         "  1     b",
         "  2     w",
     )
@@ -157,7 +157,7 @@ def test_ranks_with_another_order_and_idle_parameters_are_named() -> None:
     }
     lines = reduction_lines(known)
     assert "on rank 0, whose order all ranks take; another on rank 2" in lines[0]
-    assert "No gradient came for w on ranks 0-1." in lines
+    assert "No gradient came for w on ranks 0 and 1." in lines
 
 
 def test_ranks_in_the_same_place_share_a_row() -> None:

@@ -38,7 +38,7 @@ def called(record: Collective) -> str:
 
 
 def named(record: Collective) -> str:
-    """A record with its line: ``barrier at train.py:31``, ``all_reduce over dp at train.py:44``."""
+    """A record with its line: ``barrier at train.py, line 31``, ``all_reduce over dp at ...``."""
     peer = ""
     if record.is_point_to_point:
         peer = f" {'to' if record.operation == 'send' else 'from'} "
@@ -94,7 +94,7 @@ def again(text: str, ranks: Ranks) -> str:
 def standing(
     ranks: Ranks, at: Mapping[int, Collective], reports: Mapping[int, RankReport], run: int
 ) -> str:
-    """Where ranks are, grouped by location: ``rank 0 is in barrier at a.py:3``.
+    """Where ranks are, grouped by location: ``rank 0 is in barrier at a.py, line 3``.
 
     `at` has the collectives in which ranks wait, `run` the number of the run that is judged.
     """

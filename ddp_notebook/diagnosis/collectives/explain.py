@@ -574,7 +574,7 @@ def _only_some(context: Context, classified: Classified, why: str, *, lacking: b
 
 
 def _side_by_side(classified: Classified) -> str:
-    """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
+    """``rank 0 is in barrier at train.py, line 31; ranks 1 and 2 in all_reduce at ...``."""
     first, second = classified.sides
     if first.here and second.here and named(first.here) == named(second.here):
         shapes = [f"{verb(e.ranks, 'has', 'have')} {_size(e.here)}" for e in classified.sides]

@@ -56,7 +56,7 @@ class Condition:
 
     @property
     def line(self) -> str:
-        """The line of the test, as evidence: ``train.py:3: if rank == 0:``."""
+        """The line of the test, as evidence: ``train.py, line 3: if rank == 0:``."""
         return f"{self.place}: {self.place.text}"
 
     @property
