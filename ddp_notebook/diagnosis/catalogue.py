@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from ddp_notebook.model import Category, Finding, Ranks, Side, agree, name_ranks
+from ddp_notebook.model import Category, Decision, Finding, Ranks, Side, agree, name_ranks
 
 
 @cache
@@ -53,6 +53,7 @@ def finding(
     evidence: tuple[str, ...] = (),
     passing: bool = False,
     sides: tuple[Side, ...] = (),
+    decides: Decision | None = None,
     **facts: object,
 ) -> Finding:
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
@@ -73,6 +74,7 @@ def finding(
         tuple(re.findall(r"`(%[^`]+)`", fix)),
         sides,
         titled=True,
+        decides=decides,
     )
 
 

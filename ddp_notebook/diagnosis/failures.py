@@ -12,8 +12,10 @@ from ddp_notebook.model import (
     Category,
     CellFinished,
     Finding,
+    Place,
     Ranks,
     RankState,
+    Side,
     Status,
     agree,
     by_value,
@@ -53,8 +55,10 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     if len(own) == len(ranks):
         category = Category.EXCEPTION
     same: dict[tuple[str, str], list[int]] = {}
+    paths: dict[str, tuple[Place, ...]] = {}
     for end in own:
         way = way_to_error(end.path) if end.path else ""
+        paths[way] = end.path
         same.setdefault((f"raised {_words(end)}", way), []).append(end.rank)
     facts = tuple(
         f"rank {end.rank} lost its connection to one that had gone: {_words(end)}" for end in lost
@@ -67,6 +71,9 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
             _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT,
             tuple(end.rank for end in lost),
             (f"{name_ranks(who)}: {way}", *facts) if way else facts,
+            sides=(Side(tuple(sorted(who)), "", "", paths[way][-1], paths[way], "raised"),)
+            if way
+            else (),
         )
         for (cause, way), who in same.items()
     )
@@ -125,7 +132,8 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
         if e.error.type != "KeyboardInterrupt"
     ]
     ends += [CellFinished(rank=rank, cell=0, outcome="ok") for rank in finished]
-    return raised(ends, tuple(e.rank for e in case.ranks))
+    found = raised(ends, tuple(e.rank for e in case.ranks))
+    return tuple(finding.with_code(case.sources) for finding in found)
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:

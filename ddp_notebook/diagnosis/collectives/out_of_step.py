@@ -30,6 +30,7 @@ from ddp_notebook.diagnosis.collectives.divergence import (
 )
 from ddp_notebook.diagnosis.collectives.explain import (
     GROUP_OF_EACH_THREAD,
+    decision,
     explain,
     left_by_exit,
     threads_of,
@@ -413,8 +414,6 @@ def _one_step_less(
             f"{have} skipped {named(record)} in some iteration{turn.because} and finished, while "
             f"{are} there"
         )
-    # If to end earlier is their mistake, it is shown where they parted.
-    parts_at = turn.way.place if turn.way and culprits == short.ranks else None
     counts = []
     for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
         sequence = alignment.sequences.get(rank)
@@ -427,7 +426,8 @@ def _one_step_less(
         turn.remedy,
         context.victims,
         (fact(full.ranks, record), *counts, *turn.facts),
-        sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
+        sides=(side(full.ranks, record), side(short.ranks, None)),
+        decides=decision(turn.way),
     )
 
 

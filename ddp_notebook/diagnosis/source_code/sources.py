@@ -53,6 +53,8 @@ class Condition:
     """It says which ranks leave before the line: ``if rank == 1: return``."""
     handles: bool = False
     """It is an `except` that leaves before the line. The code does not say whether it did."""
+    wanted: bool = True
+    """Whoever meets it comes to the line; False of an `else`, and of a test that leaves."""
 
     @property
     def line(self) -> str:
@@ -82,6 +84,11 @@ class Sources:
             cells = (name for name in self._texts if not name.endswith(".py"))
             used = self.imported_by({*cells, *list(self._texts)[:1], *seen})
             self._texts = {name: text for name, text in self._texts.items() if name in used}
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The text of each file and cell that is looked at."""
+        return self._texts
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
@@ -137,7 +144,13 @@ class Sources:
         found = self._as_condition(place, test.test, test.line, test.shown)
         equals = any(isinstance(node, ast.Eq) for node in ast.walk(test.test))
         leavers = test.leaves and found.on_rank and equals
-        return replace(found, decides=heaviest, names_leavers=leavers, handles=test.handles)
+        return replace(
+            found,
+            decides=heaviest,
+            names_leavers=leavers,
+            handles=test.handles,
+            wanted=test.wanted,
+        )
 
     def any_by_rank(self, names: Collection[str]) -> bool:
         """True when a test of the rank stands before one of these functions, or what calls it."""
@@ -294,6 +307,26 @@ class Sources:
                 turns = _counts(loop)
                 bound = self._as_condition(place, turns, loop.lineno) if turns is not None else None
                 return bound.place if bound and bound.varies > Varies.CONFIGURED else None
+        return None
+
+    def loop_around(self, path: Sequence[Place]) -> tuple[Place, ...]:
+        """The way to the head of the innermost loop around the end of `path`; empty without one."""
+        for index in reversed(range(len(path))):
+            loop = self._loop(path[index])
+            if loop is not None:
+                return (*path[:index], self._line(path[index], loop.lineno))
+        return ()
+
+    def made_by_rank(self, place: Place) -> tuple[str, Place] | None:
+        """The variable of a line that got its value by the rank, and where; None for none."""
+        nodes = [node for expression in self._expressions(place) for node in ast.walk(expression)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        for node in ast.walk(self.tree(place) or ast.Module([], [])):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
+                    by_rank = self._names[place.file].varies(value) is Varies.BY_RANK
+                    if by_rank and node.lineno < place.line and ast.unparse(value) != "rank":
+                        return name, self._line(place, node.lineno)
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -485,11 +518,14 @@ class Sources:
         return found
 
     def _as_condition(self, place: Place, test: ast.expr, line: int, shown: str = "") -> Condition:
+        varies, where = self._names[place.file].varies(test), self._line(place, line)
+        return Condition(where, ast.unparse(test), shown or where.text, varies)
+
+    def _line(self, place: Place, line: int) -> Place:
+        """Another line of the function that `place` is in."""
         lines = self._texts[place.file].splitlines()
         text = lines[line - 1].strip() if line <= len(lines) else ""
-        varies = self._names[place.file].varies(test)
-        where = Place(place.file, line, place.function, text)
-        return Condition(where, ast.unparse(test), shown or text, varies)
+        return Place(place.file, line, place.function, text)
 
     def _differs(self, place: Place, test: ast.expr, same: set[str]) -> bool:
         """True of a test that may differ between ranks; `same` are variables that do not."""

@@ -30,6 +30,7 @@ from ddp_notebook.diagnosis.training.table import (
 )
 from ddp_notebook.model import (
     Category,
+    Decision,
     Finding,
     OptimizerFacts,
     Part,
@@ -38,6 +39,7 @@ from ddp_notebook.model import (
     agree,
     counted,
     in_brackets,
+    line_of,
     name_ranks,
 )
 
@@ -110,6 +112,7 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
             ),
         ),
         whose=_without_replaced,
+        place=attrgetter("bad_place"),
     ),
 )
 def unused_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -180,6 +183,7 @@ def _say_no_forward(seen: _Replicas) -> str:
         ),
         is_wrong=_bypassed,
         whose=those_that_have,
+        place=attrgetter("bypass_place"),
     ),
     Row[ReplicaFacts](
         read=attrgetter("forwards"),
@@ -224,6 +228,7 @@ def _name(seen: _Replicas) -> str:
             ),
         ),
         whose=those_that_have,
+        place=attrgetter("bad_place"),
     ),
 )
 def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -250,6 +255,7 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
             lambda e: f"{e.pending_steps} of {e.steps} steps",
         ),
         whose=those_that_have,
+        place=attrgetter("pending_place"),
     ),
 )
 def kept_back(context: Context) -> Iterator[_Optimizers]:
@@ -395,6 +401,7 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
                         f"{some(e.unheld)} did, and no optimizer holds them"
                     ),
                 ),
+                decides=line_of(each.place),
             )
 
 
@@ -431,6 +438,7 @@ def _detached(of: _Optimizers, made: str, remedy: str, instead: Mapping[int, str
                 for rank, e in of.items()
             }
         ),
+        decides=line_of(each.place),
     )
 
 
@@ -498,4 +506,5 @@ def untied(context: Context) -> Iterator[Finding]:
                     f"{one}, {other}",
                     f"{line}: {line.text}",
                 ),
+                decides=Decision(line, "one tensor, says the code"),
             )

@@ -28,6 +28,7 @@ from ddp_notebook.model import (
     WorkFacts,
     counted,
     in_brackets,
+    line_of,
     name_ranks,
     verb,
 )
@@ -65,6 +66,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
             evidence=by_ranks(
                 forgotten, lambda e: f"{e.left} of {e.direct + e.others} results not waited for"
             ),
+            decides=line_of(next(iter(forgotten.values())).place),
         )
 
 
@@ -89,6 +91,7 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
                 + (f"; {e.stepped} gradients used before" if e.stepped else "")
             ),
         ),
+        decides=line_of(each.place),
     )
 
 
@@ -132,6 +135,7 @@ def _multiplied_apart(of: _Of) -> Iterator[Finding]:
             f"another factor on each rank in {len(apart)} of the first {len(rows)} steps in which "
             "it was one factor",
         ),
+        decides=line_of(each.place),
     )
 
 
@@ -158,6 +162,7 @@ def clipped_apart(context: Context) -> Iterator[Finding]:
                     for rank in of
                 }
             ),
+            decides=line_of(each.place),
         )
 
 
@@ -207,6 +212,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
             ),
             f"not finite at the end: {some(sorted(broken))}",
         ),
+        decides=line_of(each.nan_place),
     )
 
 
@@ -303,6 +309,7 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
                 f"only rank {rank} printed after them",
                 "no collective of the user's after the first of them",
             ),
+            decides=line_of(_place_of(wrong[0])),
         )
 
 
@@ -415,6 +422,7 @@ def _loaded(
             *by_ranks(calls),
             f"not the same on {name_ranks(model.of)}: {some(names)}",
         ),
+        decides=line_of(loads[loaded[0]][1]),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import each_with, outvoted
-from ddp_notebook.model import Category, Finding, Ranks
+from ddp_notebook.model import Category, Finding, Place, Ranks, line_of
 
 T = TypeVar("T")
 Find = Callable[[Context], Iterable[Finding]]
@@ -73,7 +73,7 @@ class Row(Generic[T]):
     """A row of the table: how one value is read, judged and explained.
 
     `whose` names the culprits, if any: by default the ranks whose value is not that of most.
-    `is_wrong` is the condition that must hold besides.
+    `is_wrong` is the condition that must hold besides. `place` is the line of a thing.
     """
 
     read: Callable[[T], Hashable]
@@ -83,6 +83,7 @@ class Row(Generic[T]):
     evidence: Callable[[Compared[T]], Iterable[str]]
     is_wrong: Callable[[Compared[T]], bool] = lambda _: True
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
+    place: Callable[[T], Place | None] = lambda each: getattr(each, "place", None)
 
     def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
         """Return the mistake in this value on these ranks; None for no mistake."""
@@ -91,12 +92,14 @@ class Row(Generic[T]):
         seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
         if not seen.culprits:
             return None
+        places = (self.place(by_rank[rank]) for rank in seen.culprits)
         return Finding(
             self.category,
             seen.culprits,
             self.cause(seen),
             self.remedy if isinstance(self.remedy, str) else self.remedy(seen),
             evidence=tuple(self.evidence(seen)),
+            decides=line_of(next(filter(None, places), None)),
         )
 
 
