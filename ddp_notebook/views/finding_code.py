@@ -53,31 +53,38 @@ class Column:
     lines: tuple[CodeLine, ...]
 
 
-def columns(finding: Finding) -> list[Column]:
-    """Return a column for each group of ranks, or one for all where they are at the same lines."""
-    sides = finding.sides
-    placed = [side for side in sides if side.place is not None]
-    groups = [sides] if _alike(placed) or len(sides) < 2 else [(side,) for side in sides]
-    made, decides = [], _deciding(finding)
-    for group in groups:
-        marks = [mark for side in group for mark in _marks(side, group, nested=False)]
-        # The line that decides is marked once, beside whom it sent away from the others.
-        files = {mark.place.file for mark in marks} or {mark.place.file for mark in decides}
-        own = [mark for mark in decides if mark.place.file in files or group is groups[-1]]
+def columns(finding: Finding, before: int = 1) -> list[Column]:
+    """Return a column for each group of ranks, or one for all where they are at the same lines.
+
+    `before` each marked line so many others are shown.
+    """
+    # The culprits stand first, on the left.
+    sides = sorted(finding.sides, key=lambda side: not set(side.ranks) & set(finding.ranks))
+    together = len(sides) < 2 or _alike([side for side in sides if side.place is not None])
+    decides = _deciding(finding)
+    made = []
+    for group in [sides] if together else [(side,) for side in sides]:
+        pairs = [_marks(side, group, named=len(group) > 1) for side in group]
+        files = {mark.place.file for marks in pairs for mark in marks}
+        # The line that decides is marked once, beside the first who come by it.
+        own = [mark for mark in decides if not files or mark.place.file in files]
         decides = [mark for mark in decides if mark not in own]
+        # The call first, as it is made, and then the line that it leads to.
+        calls = [marks[0] for marks in pairs if marks]
+        ends = [marks[-1] for marks in pairs if len(marks) > 1]
+        parts = [_listed(finding, [*own, *calls], before), _listed(finding, ends, before)]
+        lines = [line for part in parts for _, each in part for line in (CodeLine(0, ""), *each)]
         ranks = tuple(sorted({rank for side in group for rank in side.ranks} or finding.ranks))
-        first = next((side.place for side in group if side.place is not None), None)
-        at = f"{first.file}, {first.function}()" if first and first.function else ""
-        told = at or (first.file if first else group[0].call if group else "")
+        place = next((side.place for side in group if side.place is not None), None)
         made.append(
             Column(
                 name_ranks(ranks) if ranks else "",
-                plain(told),
+                plain(str(place or own[0].place if place or own else group[0].call)),
                 bool(set(ranks) & set(finding.ranks)),
-                tuple(line for _, lines in _listed(finding, [*own, *marks], 1) for line in lines),
+                tuple(lines[1:]),
             )
         )
-    return [column for column in made if column.lines or column.at]
+    return made
 
 
 def _alike(sides: Sequence[Side]) -> bool:
@@ -90,40 +97,45 @@ def _deciding(finding: Finding) -> list[Mark]:
     return [Mark(decides.place, DECIDES, plain(decides.label))] if decides is not None else []
 
 
-def _marks(side: Side, group: Sequence[Side], *, nested: bool) -> Iterator[Mark]:
-    """Yield the marks of a side: at its line, and at the first one of the way there.
+def _marks(side: Side, group: Sequence[Side], *, named: bool) -> list[Mark]:
+    """Return the marks of a side: at its line and, before it, the first one on the way there.
 
-    Of ranks at one line the label says in what they differ. `nested`: the last line is told in the
-    label of the first.
+    The label is `named` by the ranks, and says in what those of a group at one line differ.
     """
     place = side.place
     if place is None:
-        return
-    who, first = name_ranks(side.ranks), side.path[0] if side.path else place
-    told = side.told
-    others = [other for other in group if other is not side and other.place == place]
-    for value in ("tensor", "call"):
-        values = [getattr(each, value) for each in (side, *others)]
-        if all(values) and len(set(values)) > 1:
-            told = f"{who}: {values[0]}"
-            break
-    if (first.file, first.line) == (place.file, place.line):
-        yield Mark(place, AT, plain(told))
-    elif nested:
-        line = (
-            f"line {place.line}" if place.file == first.file else f"{place.file}, line {place.line}"
-        )
-        code = f", `{place.text}`" if place.text else ""
-        yield Mark(first, WAY, plain(f"{who} {side.state} in here: {line}{code}{side.detail}"))
-    else:
-        yield Mark(first, WAY, "")
-        yield Mark(place, AT, plain(told))
+        return []
+    told = f"{side.state or side.call} here{side.detail}"
+    if named:
+        told = side.told
+        others = [other for other in group if other is not side and other.place == place]
+        for value in ("tensor", "call"):
+            values = [getattr(each, value) for each in (side, *others)]
+            if all(values) and len(set(values)) > 1:
+                told = f"{name_ranks(side.ranks)}: {values[0]}"
+                break
+    at = Mark(place, AT, plain(told))
+    first = side.path[0] if side.path else place
+    is_there = (first.file, first.line) == (place.file, place.line)
+    return [at] if is_there else [Mark(first, WAY, ""), at]
+
+
+def _told_at_first(side: Side, group: Sequence[Side]) -> list[Mark]:
+    """Return one mark of a side, at the first line of its way: its label tells the last."""
+    marks = _marks(side, group, named=True)
+    if len(marks) < 2:
+        return marks
+    first, at = (mark.place for mark in marks)
+    line = f"line {at.line}" if at.file == first.file else f"{at.file}, line {at.line}"
+    code = f", `{at.text}`" if at.text else ""
+    told = f"{name_ranks(side.ranks)} {side.state} in here: {line}{code}{side.detail}"
+    return [Mark(first, WAY, plain(told))]
 
 
 def _listed(
-    finding: Finding, marks: Sequence[Mark], near: int
+    finding: Finding, marks: Sequence[Mark], before: int
 ) -> Iterator[tuple[str, list[CodeLine]]]:
-    """Yield each file with its marked lines, and up to `near` before and after each."""
+    """Yield each file with its marked lines, and so many before each."""
     known = {excerpt.file: dict(excerpt.lines) for excerpt in finding.code}
     for file in dict.fromkeys(mark.place.file for mark in marks):
         texts = known.get(file, {})
@@ -132,13 +144,15 @@ def _listed(
             if mark.place.file == file:
                 at.setdefault(mark.place.line, []).append(mark)
                 texts.setdefault(mark.place.line, mark.place.text)
-        shown = {n for line in at for n in range(line - near, line + near + 1) if n in texts}
+        shown = {n for line in at for n in range(line - before, line + 1) if n in texts}
         # One line or two between others are shown: to leave them out would save nothing.
         for first, last in zip(sorted(shown), sorted(shown)[1:], strict=False):
             between = range(first + 1, last)
             if len(between) <= 2 and texts.keys() >= set(between):
                 shown.update(between)
-        numbers = [n for n in sorted(shown) if n in at or texts[n].strip()]
+        numbers = [
+            n for n in sorted(shown) if n in at or (texts[n].strip() and texts[n][:2] != "%%")
+        ]
         code = dedent("\n".join(_code(texts[n]) for n in numbers)).split("\n")
         lines: list[CodeLine] = []
         for number, text in zip(numbers, code, strict=True):
@@ -164,7 +178,7 @@ def _code(text: str) -> str:
 def text(finding: Finding) -> str:
     """Return the listing, with labels below and behind the code; empty where no line is known."""
     marks = _deciding(finding)
-    marks += [mark for side in finding.sides for mark in _marks(side, finding.sides, nested=True)]
+    marks += [m for side in finding.sides for m in _told_at_first(side, finding.sides)]
     listings = list(_listed(finding, marks, 0))
     digits = max((len(str(line.number)) for _, lines in listings for line in lines), default=1)
     shown: list[str] = []
@@ -213,18 +227,18 @@ def _wrapped(start: str, label: str) -> Iterator[str]:
 
 # -- HTML --------------------------------------------------------------------------------
 
-_FRAME = f"margin: 8px 0 0 1.3em; border: 1px solid rgba({markup.IDLE}, 0.3); border-radius: 4px"
-_COLUMN = "display: inline-block; vertical-align: top; box-sizing: border-box"
-_HALF = f"{_COLUMN}; width: 50%; min-width: 21em"
-_WHO = f"padding: 3px 10px; border-bottom: 1px solid rgba({markup.IDLE}, 0.3); font-size: 0.92em"
+_LINES = f"1px solid rgba({markup.IDLE}, 0.35)"
+_FRAME = f"border: {_LINES}; border-width: 1px 0; background: rgba({markup.IDLE}, 0.06)"
+_COLUMN = "display: inline-block; vertical-align: top; box-sizing: border-box; width: 100%"
+# Where a page takes no flex, in a notebook that is not trusted, columns are half as wide as it.
+_HALF = f"{_COLUMN}; width: 50%; min-width: 24em; flex: 1 1 24em"
+_WHO = "padding: 3px 10px; font-size: 0.92em"
 _PRE = (
-    "margin: 0; padding: 4px 0; border: 0; line-height: 1.5; white-space: pre-wrap;"
-    f" color: inherit; background: rgba({markup.IDLE}, 0.06); {markup.BREAKABLE}; {markup.MONO}"
+    "margin: 0; padding: 0 0 6px; border: 0; background: none; color: inherit; line-height: 1.5;"
+    f" white-space: pre-wrap; {markup.BREAKABLE}; {markup.MONO}"
 )
-_LINE = "padding: 0 10px 0 3.6em; text-indent: -2.8em"
-_NUMBER = (
-    "display: inline-block; width: 2em; margin-right: 0.8em; text-align: right; text-indent: 0"
-)
+_LINE = "padding: 0 10px 0 3.6em; text-indent: -3em"
+_NUMBER = "display: inline-block; width: 2.2em; margin-right: 0.8em; text-align: right"
 
 
 def html(finding: Finding) -> str:
@@ -232,8 +246,9 @@ def html(finding: Finding) -> str:
     made = columns(finding)
     if not any(column.lines for column in made):
         return ""
-    style = f"{_COLUMN}; width: 100%" if len(made) == 1 else _HALF
-    return f'<div style="{_FRAME}">{"".join(_column(each, style) for each in made)}</div>'
+    style = _COLUMN if len(made) == 1 else _HALF
+    frame = f"{_FRAME}; display: flex; flex-wrap: wrap"
+    return f'<div style="{frame}">{"".join(_column(each, style) for each in made)}</div>'
 
 
 def _column(column: Column, style: str) -> str:
@@ -246,14 +261,17 @@ def _column(column: Column, style: str) -> str:
 
 
 def _line(line: CodeLine) -> str:
-    number = f'<span style="{_NUMBER}; {markup.MUTED}">{line.number or "⋮"}</span>'
-    kind = next((mark.kind for mark in line.marks), "")
-    tone = f"; background: rgba({_COLOURS[kind]}, 0.16)" if kind in (AT, DECIDES) else ""
+    number = f'<span style="{_NUMBER}; {markup.MUTED}; text-indent: 0">{line.number or "⋮"}</span>'
+    code = line.text.lstrip()
+    indent, shown = line.text[: len(line.text) - len(code)], escape(code, quote=False)
+    if line.marks:
+        shown = (
+            f'<span style="background: rgba({_COLOURS[line.marks[0].kind]}, 0.2)">{shown}</span>'
+        )
     labels = "".join(
         f'  <span style="color: rgb({_COLOURS[mark.kind]})">◂ '
         f"{escape(mark.label, quote=False)}</span>"
         for mark in line.marks
         if mark.label
     )
-    code = escape(line.text, quote=False)
-    return f'<div style="{_LINE}{tone}">{number}{code}{labels}</div>'
+    return f'<div style="{_LINE}">{number}{indent}{shown}{labels}</div>'

@@ -32,7 +32,7 @@ RAISED = "traceback"
 RAISED_TOO = "errors of other ranks"
 NEXT = "next"
 EXPLAIN = "%ddp_why --explain"
-"""The command, in a notebook, that explains the finding. Another may have ``{}`` for its category."""
+"""The command that explains a finding, in a notebook."""
 DOING = "rank activity"
 
 CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
@@ -46,9 +46,10 @@ _DOING_COLUMNS = (
     Column("doing", fills=True, breaks=True),
 )
 
-_CARD = "padding: 8px 14px 10px; margin: 0 0 10px; border-radius: 3px"
+_EDGE = f"rgba({markup.IDLE}, 0.35)"
+_CARD = f"padding: 0 0 4px; margin: 0 0 10px; border-radius: 4px; border: 1px solid {_EDGE}"
 _SYMBOL = "display: inline-block; width: 1.3em; font-weight: 700"
-_BELOW = "margin: 8px 0 0 1.3em"
+_ROW = "padding: 5px 12px 0"
 _LIST = "margin: 4px 0 0; padding: 0 0 0 1.2em; list-style: disc"
 _SUMMARY = "cursor: pointer"
 _TRACEBACK = (
@@ -251,7 +252,7 @@ def html(d: Diagnosis, *, with_doing: bool = True) -> str:
         parts.append(_line(said, PASSING, markup.BUSY))
     # A note says what is not known because a rule failed.
     parts += [_line(markup.words(note), UNDECIDED, markup.WARN) for note in d.notes]
-    return view([*parts, _doing(d.doing) if with_doing else ""])
+    return view([*parts, _doing(d.doing, is_open=not d.findings) if with_doing else ""])
 
 
 def _folded(title: str, parts: Iterable[str], *, is_open: bool = False) -> str:
@@ -281,24 +282,25 @@ def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
     """Return a finding as a card, its colour at the edge; one that may resolve is not bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
-    card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     busy = f"{markup.chip(BUSY, colour)} " if finding.passing else ""
     weight = 400 if finding.passing else 600
     following = next_words(finding, d, explain)
+    remedy = plain(finding.remedy)
+    fix = f'<b style="color: rgb({markup.OK})">{FIX.capitalize()}</b> {markup.prose(remedy)}'
+    if remedy.startswith("%"):  # to be typed as it is
+        fix = box(FIX, remedy, "")
+    rows = (
+        f'<div style="{_ROW}">{fix}</div>' if remedy else "",
+        f'<div style="{_ROW}; {markup.MUTED}">{markup.prose(following)}</div>' if following else "",
+        _evidence(finding.evidence),
+    )
     return (
-        f'<div style="{card}">'
-        f'<div style="padding-left: 1.3em; text-indent: -1.3em; {markup.BREAKABLE}">'
+        f'<div style="{_CARD}; border-left: 4px solid rgb({colour})">'
+        f'<div style="padding: 8px 12px 6px 2.2em; text-indent: -1.3em; {markup.BREAKABLE}">'
         f'<span style="{_SYMBOL}; text-indent: 0; color: rgb({colour})">{sign}</span>{busy}'
-        f'<span style="font-weight: {weight}">{markup.words(sentence(finding))}</span> '
+        f'<span style="font-weight: {weight}">{markup.prose(sentence(finding))}</span> '
         f'<span style="{markup.MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
-        f"{finding_code.html(finding)}"
-        f"{box(FIX, finding.remedy, _BELOW) if plain(finding.remedy) else ''}"
-        + (
-            f'<div style="{_BELOW}; {markup.MUTED}">{markup.words(following)}</div>'
-            if following
-            else ""
-        )
-        + f"{_evidence(finding.evidence)}</div>"
+        f"{finding_code.html(finding)}{''.join(rows)}</div>"
     )
 
 
@@ -311,21 +313,21 @@ def _evidence(evidence: Sequence[str]) -> str:
     )
     count = counted(len(evidence), "fact")
     return (
-        f'<details style="{_BELOW}"><summary style="{_SUMMARY}">{EVIDENCE}'
+        f'<details style="{_ROW}"><summary style="{_SUMMARY}">{EVIDENCE}'
         f' <span style="{markup.MUTED}">({count})</span></summary>'
         f'<ul style="{_LIST}">{facts}</ul></details>'
     )
 
 
-def _doing(doing: Mapping[int, str] | None) -> str:
+def _doing(doing: Mapping[int, str] | None, *, is_open: bool) -> str:
     """Return the activity of each rank, as a table that can be folded."""
     rows = [Row((Cell(who), Cell(activity))) for who, activity in folded_doing(doing)]
     if not rows:
         return ""
-    # A long table is folded: the finding matters more than what each rank was doing.
-    is_open = " open" if len(rows) <= 8 else ""
+    # A long one is folded, and one below a finding, which matters more.
+    opened = " open" if is_open and len(rows) <= 8 else ""
     return (
-        f'<details{is_open} style="margin: 0">'
+        f'<details{opened} style="margin: 0">'
         f'<summary style="{_SUMMARY}">{DOING}</summary>'
         f"{Table(_DOING_COLUMNS, rows).html()}</details>"
     )
