@@ -30,7 +30,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.fold import MISMATCH
 
 _MOST_GROUPS = 4
-_MOST_OF_ERROR = 90
+_MOST_OF_ERROR = 60
 """How much of an error stands beside the line that raised it."""
 
 

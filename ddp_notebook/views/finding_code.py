@@ -14,7 +14,7 @@ from textwrap import dedent
 from ddp_notebook.model import Finding, Place, Side, name_ranks
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
-from ddp_notebook.views.table import WIDTH, wrapped
+from ddp_notebook.views.table import WIDTH, indented, wrapped
 
 AT, WAY, DECIDES = "at", "way", "decides"
 """The kinds of marks: ranks are at a line, or below it; it decides who goes where."""
@@ -58,6 +58,8 @@ def columns(finding: Finding, before: int = 1) -> list[Column]:
 
     `before` each marked line so many others are shown.
     """
+    if not finding.places:
+        return []
     # The culprits stand first, on the left.
     sides = sorted(finding.sides, key=lambda side: not set(side.ranks) & set(finding.ranks))
     together = len(sides) < 2 or _alike([side for side in sides if side.place is not None])
@@ -183,7 +185,7 @@ def text(finding: Finding) -> str:
     digits = max((len(str(line.number)) for _, lines in listings for line in lines), default=1)
     shown: list[str] = []
     for file, lines in listings:
-        shown += [f"{' ' * digits}--> {plain(file)}", f"{' ' * digits} |"]
+        shown += [indented(plain(file), f"{' ' * digits}--> "), f"{' ' * digits} |"]
         for line in lines:
             shown += _line_text(line, digits)
     return "\n".join(line.rstrip() for line in shown)
@@ -244,7 +246,7 @@ _NUMBER = "display: inline-block; width: 2.2em; margin-right: 0.8em; text-align:
 def html(finding: Finding) -> str:
     """Return the columns; empty where no line is known."""
     made = columns(finding)
-    if not any(column.lines for column in made):
+    if not made:
         return ""
     style = _COLUMN if len(made) == 1 else _HALF
     frame = f"{_FRAME}; display: flex; flex-wrap: wrap"

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     CellFinished,
     Collective,
     Collectives,
+    Decision,
     Diagnosis,
     Finding,
     LineStopped,
@@ -238,7 +239,7 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
     assert model.findings_json(None) == []
 
 
-def test_a_finding_has_both_sides_with_their_code() -> None:
+def test_a_finding_has_a_column_for_each_group_of_ranks_with_its_code() -> None:
     code = "if rank == 0:\n    dist.barrier()\ndist.all_reduce(x)"
     finding = Finding(
         Category.CONDITIONAL_COLLECTIVE,
@@ -246,15 +247,27 @@ def test_a_finding_has_both_sides_with_their_code() -> None:
         "rank 0 alone calls barrier",
         "Move it.",
         sides=(
-            Side((0,), "barrier", "", Place("cell 3", 2)),
-            Side((1, 2), "all_reduce", "float32 [1]", Place("cell 3", 3)),
+            Side((1, 2), "all_reduce", "float32 [1]", Place("cell 3", 3), state="wait"),
+            Side((0,), "barrier", "", Place("cell 3", 2), state="waits"),
         ),
-    )
-    (made,) = model.findings_json(Diagnosis((finding,), None, 3), {"cell 3": code})
-    first, second = made["sides"]
-    assert (first["ranks"], first["call"], first["site"]) == ("0", "barrier", "cell 3, line 2")
-    assert second["ranks"] == "1-2" and second["tensor"] == "float32 [1]"
-    assert [second["line"], "dist.all_reduce(x)"] in second["lines"]
+        decides=Decision(Place("cell 3", 1), "only rank 0 enters"),
+    ).with_code({"cell 3": code})
+    (made,) = model.findings_json(Diagnosis((finding,), None, 3))
+    assert made["columns"] == [
+        {
+            "who": "rank 0",
+            "site": "cell 3, line 2",
+            "lines": [
+                [1, "if rank == 0:", "decides", "only rank 0 enters"],
+                [2, "    dist.barrier()", "at", "waits here"],
+            ],
+        },
+        {
+            "who": "ranks 1 and 2",
+            "site": "cell 3, line 3",
+            "lines": [[3, "dist.all_reduce(x)", "at", "wait here"]],
+        },
+    ]
 
 
 def buttons(*states: RankState, in_run: bool = False) -> dict[str, model.Action]:

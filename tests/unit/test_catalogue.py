@@ -91,7 +91,7 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
         parts = part or ["title", "fix"]
         used[category, kind].update(parts)
         named = set().union(*(facts_in(templates[each]) for each in parts))
-        other = {"waiting", "evidence", "passing", "sides"} if not part else set()
+        other = {"waiting", "evidence", "passing", "sides", "decides"} if not part else set()
         if given is not None and (
             lacks := (named - given - (GIVEN if not part else set())) | (given - named - other)
         ):
@@ -117,9 +117,7 @@ def test_a_template_agrees_in_number_and_leaves_out_what_is_unknown(
     }
     monkeypatch.setattr(catalogue, "entry", lambda category: {"kinds": kinds})
     found = catalogue.finding("straggler.late", (0, 1, 3), names=("a", "b"), where="", steps=1)
-    assert found.sentence == "Ranks 0,1,3 wait for a and b after 1 step" or found.sentence == (
-        "Ranks 0-1,3 wait for a and b after 1 step"
-    )
+    assert found.sentence == "Ranks 0, 1 and 3 wait for a and b after 1 step"
     assert found.remedy == "Wait for them: `%ddp_abort`." and found.commands == ("%ddp_abort",)
     found = catalogue.finding("straggler.late", (2,), names=("a",), where="x.py", steps=1200)
     assert found.sentence == "Rank 2 waits for a, in x.py after 1,200 steps"
