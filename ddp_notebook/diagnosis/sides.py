@@ -6,7 +6,7 @@ it is answered here, from records, stacks and tracebacks; only what a rule has s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.describe import call_words, side
@@ -36,20 +36,19 @@ _MOST_OF_ERROR = 60
 
 def with_sides(context: Context, finding: Finding) -> Finding:
     """Return the finding with a side for each group of its ranks, and the code of all."""
-    sides: Iterable[Side] = finding.sides
     decides = finding.decides or _raised_before(context, finding.ranks)
-    if sides:
-        sides = [
-            each if each.place else _ended(context, each, finding.sides, decides) for each in sides
-        ]
-    else:
+    sides = [
+        each if each.place else _ended(context, each, finding.sides, decides)
+        for each in finding.sides
+    ]
+    if not sides:
         # Culprits and those that wait for them stand apart, also where both are at one line.
-        groups = (_groups(context, ranks) for ranks in (finding.ranks, finding.waiting))
-        sides = [each for group in groups for each in group[:_MOST_GROUPS]]
-    if decides is not None and not decides.label:
+        for ranks in (finding.ranks, finding.waiting):
+            sides += _groups(context, ranks)[:_MOST_GROUPS]
+    if decides is not None and not decides.label and finding.ranks:
         everyone = len(finding.ranks) == len(context.case.ranks or context.facts)
         who = "every rank" if everyone else name_ranks(finding.ranks)
-        decides = replace(decides, label=f"on {who}" if finding.ranks else "")
+        decides = replace(decides, label=f"on {who}")
     found = replace(finding, sides=_from_their_parting(sides), decides=decides)
     return found.with_code(context.sources.texts)
 
@@ -57,13 +56,12 @@ def with_sides(context: Context, finding: Finding) -> Finding:
 def _groups(context: Context, ranks: Ranks) -> list[Side]:
     """Return a side for those of these ranks that do the same at the same line."""
     same: dict[Side, list[int]] = {}
-    for rank in ranks:
-        report = context.reports.get(rank)
-        if report is not None and (stands := _stands(context, report)).place is not None:
-            same.setdefault(replace(stands, ranks=()), []).append(rank)
+    for report in (context.reports[rank] for rank in ranks if rank in context.reports):
+        same.setdefault(replace(_stands(context, report), ranks=()), []).append(report.rank)
     return [
         replace(_stands(context, context.reports[group[0]], len(group)), ranks=tuple(group))
-        for group in same.values()
+        for stands, group in same.items()
+        if stands.place is not None
     ]
 
 
@@ -111,26 +109,24 @@ def _at(ranks: Ranks, path: Sequence[Place], state: str, detail: str = "") -> Si
 
 def _ended(context: Context, each: Side, sides: Sequence[Side], decides: Decision | None) -> Side:
     """Return where ranks ended that called nothing more: a loop that others are still in."""
-    reports = [context.reports[rank] for rank in each.ranks if rank in context.reports]
-    other = next((other for other in sides if other.path), None)
-    loop = context.sources.loop_around(other.path) if other is not None else ()
-    if reports and other is not None and loop and context.finished(each.ranks[0]):
-        of = context.collectives.of.get(each.ranks[0], ())
-        place = other.path[-1]
-        turns = [record for record in of if record.path[-1:] == (place,)]
+    rank = each.ranks[0]
+    found, finished = each, context.finished(rank)
+    if rank in context.reports:
+        found = _stands(context, context.reports[rank], len(each.ranks))
+    way = next((other.path for other in sides if other.path), ())
+    records = context.collectives.of.get(rank, ())
+    turns = [record for record in records if record.path[-1:] == way[-1:]]
+    loop = context.sources.loop_around(way)
+    if loop and turns and finished:
         # One backward reduces several buckets: its number tells turns apart.
         passes = {record.backwards for record in turns if record.part is Part.BACKWARD}
-        whole = not context.collectives.first.get(each.ranks[0]) and passes
-        after = f", after {counted(len(passes), 'step')}" if whole else ""
-        if turns:
-            stands = _at(each.ranks, loop, "left the loop", after)
-            return replace(stands, call=each.call)
-    found = _stands(context, reports[0], len(each.ranks)) if reports else each
-    if found.place is None and decides is not None:
-        have = agree(each.ranks, "has", "have")
-        ended = f", and {have} finished" if context.finished(each.ranks[0]) else ""
+        known = passes and not context.collectives.first.get(rank)
+        after = f", after {counted(len(passes), 'step')}" if known else ""
+        found = _at(each.ranks, loop, "left the loop", after)
+    elif found.place is None and decides is not None:
+        ended = f", and {agree(each.ranks, 'has', 'have')} finished" if finished else ""
         found = _at(each.ranks, (decides.place,), "went another way", ended)
-    return replace(found, ranks=each.ranks, call=each.call) if found.place is not None else each
+    return replace(found, ranks=each.ranks, call=each.call)
 
 
 def _raised_before(context: Context, ranks: Ranks) -> Decision | None:
@@ -143,16 +139,13 @@ def _raised_before(context: Context, ranks: Ranks) -> Decision | None:
     return None
 
 
-def _from_their_parting(sides: Iterable[Side]) -> tuple[Side, ...]:
+def _from_their_parting(sides: Sequence[Side]) -> tuple[Side, ...]:
     """Return the sides without the calls that they share: what leads to all of them."""
-    sides = tuple(sides)
-    paths = [each.path for each in sides if each.path]
-    if not paths:
-        return sides
+    paths = [[(at.file, at.line) for at in each.path] for each in sides if each.path]
     # Of one path alone the first line of the user's is shown, and the last.
     shared = 0
     if len(paths) > 1:
-        frames = zip(*([(at.file, at.line) for at in path] for path in paths), strict=False)
-        shared = next((i for i, level in enumerate(frames) if len(set(level)) > 1), len(paths[0]))
-        shared = min(shared, *(len(path) - 1 for path in paths))
+        levels = enumerate(zip(*paths, strict=False))
+        parting = (index for index, frames in levels if len(set(frames)) > 1)
+        shared = next(parting, min(map(len, paths)) - 1)
     return tuple(replace(each, path=each.path[shared:]) for each in sides)
