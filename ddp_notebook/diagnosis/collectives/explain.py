@@ -123,14 +123,6 @@ def _finding(
         else nothing_after(branch.ranks, branch.sequence.end - 1)
         for branch, record in classified.shown
     )
-    # Ranks at one line of a function that is called at several: where they come from.
-    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
-    if len(pairs) > 1 and len({record.place for _, record in pairs}) == 1:
-        steps = enumerate(zip(*(record.path for _, record in pairs), strict=False))
-        apart = [index for index, (one, other) in steps if one != other]
-        for branch, record in pairs if apart else ():
-            if way := " → ".join(map(str, record.path[apart[0] : -1])):  # not from the line itself
-                evidence += (f"{verb(branch.ranks, 'comes', 'come')} there from {way}",)
     lost = _lost_a_thread(context, classified, ranks)
     if lost is not None:
         who, error = lost
