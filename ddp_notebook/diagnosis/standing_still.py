@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, side
-from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
+from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY, decision
 from ddp_notebook.diagnosis.collectives.groups import other_groups
 from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
+from ddp_notebook.diagnosis.sides import with_sides
 from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition, Sources
 from ddp_notebook.model import (
@@ -112,6 +113,11 @@ def _never_joined(case: Case) -> Iterator[Finding]:
 def apart(case: Case) -> Iterator[Finding]:
     """Find why ranks wait in different calls, or have ended; each has at most one record."""
     context = Context(case, Sources(case.sources, case.files_seen))
+    yield from (with_sides(context, finding) for finding in _apart(context))
+
+
+def _apart(context: Context) -> Iterator[Finding]:
+    case = context.case
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     if any(map(works, case.ranks)):
@@ -229,6 +235,7 @@ def _alone(context: Context, own: _Site, test: Condition, rest: str, there: Side
         context.victims,
         (f"{test.place}: {test.place.text}",),
         sides=(side(ranks, record), there),
+        decides=decision(test, ranks),
     )
 
 

@@ -109,7 +109,8 @@ def _marks(side: Side, group: Sequence[Side], *, named: bool) -> list[Mark]:
     at = Mark(place, AT, plain(told))
     first = side.path[0] if side.path else place
     is_there = (first.file, first.line) == (place.file, place.line)
-    return [at] if is_there else [Mark(first, WAY, ""), at]
+    way = Mark(first, WAY, f"{name_ranks(side.ranks)} in here" if named else "")
+    return [at] if is_there else [way, at]
 
 
 def _listed(
@@ -144,9 +145,11 @@ def _listed(
 def text(finding: Finding) -> str:
     """Return the listing, with labels below and behind the code; empty where no line is known."""
     marks = _deciding(finding)
+    decided = [(mark.place.file, mark.place.function) for mark in marks]
     for side in finding.sides:
         own = _marks(side, finding.sides, named=True)
-        if len(own) > 1:  # one label, at the first line, tells the last
+        # One label, at the first line, tells the last; not where that is near what decides.
+        if len(own) > 1 and (own[1].place.file, own[1].place.function) not in decided:
             first, place = (mark.place for mark in own)
             line = f"line {place.line}"
             line = line if place.file == first.file else f"{place.file}, {line}"

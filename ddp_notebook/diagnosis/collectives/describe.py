@@ -95,7 +95,7 @@ def call_words(record: Collective) -> str:
         words.append(f"{_REDUCED[record.part]} {record.operation}")
     elif not any(name and name in text for name in (record.api, record.operation)):
         words.append(called(record))
-    if not record.is_point_to_point:
+    if record.issued_ns and not record.is_point_to_point:  # a stack alone has no number
         words.append(f"collective {record.slot}")
     return "".join(f", {word}" for word in words)
 
