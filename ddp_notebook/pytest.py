@@ -35,6 +35,7 @@ _MADE = pytest.StashKey[tuple[Path, os.stat_result]]()
 _HUNG = pytest.StashKey[Verdict | None]()
 _HAS_HUNG = "The ranks of this test hung, and were ended."
 _OF_RANKS = "Problems of the ranks of this test"
+_EXPLAIN = "ddp-notebook explain {}"
 
 
 class Watch:
@@ -122,13 +123,13 @@ def pytest_runtest_makereport(
     if call.when != "call":
         return report
     if (verdict := item.stash.get(_HUNG, None)) is not None:
-        text = findings.text(verdict.diagnosis)
+        text = findings.text(verdict.diagnosis, _EXPLAIN)
         with pytest.raises(pytest.fail.Exception) as failed:
             pytest.fail(f"{_HAS_HUNG}\n\n{text}", pytrace=False)
         report.outcome = "failed"
         report.longrepr = item.repr_failure(failed)
     elif report.failed:
         found = (prepared.why(job).diagnosis for job in records.jobs())
-        texts = [findings.text(diagnosis) for diagnosis in found if diagnosis.wrong]
+        texts = [findings.text(diagnosis, _EXPLAIN) for diagnosis in found if diagnosis.wrong]
         report.sections += [(_OF_RANKS, text) for text in texts]
     return report

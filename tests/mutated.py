@@ -29,7 +29,7 @@ _TEXTS = (
     "recv",
     "127.0.0.1:29500",
     "rank 9-3, ranks 2: 99999999999999",
-    "ranks 5-2, 99: text",
+    "ranks , 99: text",
     "Mismatch",
     "KeyboardInterrupt",
     "RuntimeError",

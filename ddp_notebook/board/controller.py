@@ -223,10 +223,8 @@ class LiveBoard:
         """The picture of what the widget shows, or of `final`."""
         with self._lock:
             board = final or self._shown or self._session.status()
-            findings = self._widget.drawn.get("findings", ())
-            sides = findings[0]["sides"] if findings else ()
             timeline = self.memory.timeline if self.memory is not None else None
-            html = still_picture.html(board, self._found, sides, timeline)
+            html = still_picture.html(board, self._found, timeline)
             bundle = _still(board, html)
         return self._widget.picture(bundle, below)
 
@@ -287,7 +285,6 @@ class LiveBoard:
         # What did not change is compared by value and not sent, so nothing here may hold an age or
         # a time of day.
         shown = model.board_json(board, self._epoch_ns)
-        at = pending_locations(facts)
         widget.draw(
             self._now_us(),
             board={
@@ -297,8 +294,8 @@ class LiveBoard:
                 "checking": self._source.checking,
                 "aside": self.aside,
             },
-            findings=model.findings_json(facts.diagnosis, facts.sources, at),
-            locations=model.locations_json(at),
+            findings=model.findings_json(facts.diagnosis),
+            locations=model.locations_json(pending_locations(facts)),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
             actions=[asdict(action) for action in actions],
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.model import (
@@ -17,7 +16,6 @@ from ddp_notebook.model import (
     BoardRow,
     Diagnosis,
     Role,
-    Side,
     Snapshot,
     StackLocation,
     Stage,
@@ -26,12 +24,12 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.board import headline_alone
+from ddp_notebook.views.finding_code import Column, columns
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
-from ddp_notebook.views.stack_tree import code_around
 
 MOST_ROWS = 128
 MOST_EVIDENCE = 40
-MOST_SIDES = 6
+MOST_COLUMNS = 6
 MOST_CHARACTERS = 600
 """The longest text in a row or line of code; evidence and remedies may be four times as long."""
 
@@ -113,32 +111,12 @@ def benchmark_json(what: str, done: float) -> dict[str, Any]:
     return {"what": _line(what), "percent": round(100 * done)}
 
 
-def findings_json(
-    diagnosis: Diagnosis | None,
-    sources: Mapping[str, str] = MappingProxyType({}),
-    at: Sequence[StackLocation] = (),
-) -> list[dict[str, Any]]:
-    """The findings, the one that counts most first. `at` are the lines in which ranks are: of a
-    finding that is about no two sides, they are what there is to show.
-    """
+def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
+    """The findings, the one that counts most first, each with its code in columns."""
     if diagnosis is None:
         return []
     made: list[dict[str, Any]] = []
     for finding in diagnosis.findings[:8]:
-        sides = [_side(side, sources) for side in finding.sides[:MOST_SIDES]]
-        if not sides and not made:
-            own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
-            sides = [
-                {
-                    "ranks": location["ranks"],
-                    "call": "",
-                    "tensor": "",
-                    "site": location["call_site"],
-                    "lines": location["lines"],
-                    "line": location["line"],
-                }
-                for location in locations_json(own[:MOST_SIDES])
-            ]
         evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
         if past := past_words(diagnosis):
             evidence.insert(0, _line(past))
@@ -153,22 +131,26 @@ def findings_json(
                 "remedy": "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS],
                 "magics": list(map(_line, finding.commands)),
                 "evidence": evidence,
-                "sides": sides,
+                "columns": list(map(_column, columns(finding, before=0)[:MOST_COLUMNS])),
             }
         )
     return made
 
 
-def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return the call of ranks, with its line and those around it."""
-    place = side.place
+def _column(column: Column) -> dict[str, Any]:
+    """Return the lines of a group of ranks, each with the kind of its mark, and the labels."""
     return {
-        "ranks": format_ranks(side.ranks),
-        "call": _line(side.call),
-        "tensor": _line(side.tensor),
-        "site": _line(str(place)) if place is not None else "",
-        "lines": [[n, _code(text)] for n, text in code_around(place, sources)] if place else [],
-        "line": place.line if place is not None else 0,
+        "who": _line(column.who),
+        "site": _line(column.at),
+        "lines": [
+            [
+                line.number,
+                _code(line.text),
+                line.marks[0].kind if line.marks else "",
+                _line("; ".join(filter(None, (mark.label for mark in line.marks)))),
+            ]
+            for line in column.lines
+        ],
     }
 
 

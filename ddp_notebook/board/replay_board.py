@@ -114,9 +114,8 @@ class ReplayBoard:
         raised = {report.rank: report.error.at for report in reports if report.error.at}
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
-        findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
-        sides = findings[0]["sides"] if findings else ()
-        self._still = still_picture.html(named, diagnosis, sides, self._timeline)
+        findings, lines = model.findings_json(diagnosis), model.locations_json(at)
+        self._still = still_picture.html(named, diagnosis, self._timeline)
         done_ns = (
             max(record.issued_ns, record.done_ns) for record in records if not record.call.freed
         )

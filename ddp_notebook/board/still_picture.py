@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from ddp_notebook.bench.result import duration
 from ddp_notebook.board.timeline import (
@@ -73,12 +72,6 @@ _COLUMNS = (
 )
 _DRAWN = Column("last collectives", always=True)
 _WIDE_CELL = '<div style="width: 26em; max-width: 40vw; white-space: normal">'
-_SIDES = "border-collapse: collapse; margin: 8px 0 0 1.3em; color: inherit; font: inherit"
-_SIDE = "vertical-align: top; text-align: left; padding: 0 12px 0 0; border: 0; color: inherit"
-_CODE = (
-    f"margin: 3px 0 0; padding: 4px 8px; line-height: 1.35; white-space: pre-wrap;"
-    f" background: rgba({markup.IDLE}, 0.1); {markup.MONO}"
-)
 _SMALL = f"font-size: 0.88em; margin: 4px 0 0; {markup.MUTED}"
 MOST_ROWS = 12
 _WIDE, _HIGH = 1000, 14
@@ -104,20 +97,12 @@ Bars = dict[str, list[tuple[int, int]]]
 def html(
     board: Board,
     diagnosis: Diagnosis | None = None,
-    sides: Sequence[Mapping[str, Any]] = (),
     timeline: Timeline | None = None,
 ) -> str:
-    """The board as one element. `sides` are those of the first finding, as the page gets them."""
+    """The board as one element."""
     finding = ""
     if diagnosis is not None and diagnosis.findings:
-        # Two sides, calls and places, fit beside each other; further ones are in the evidence.
-        cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides[:2])
-        shown = (
-            f'<table class="ddp-sides" style="{_SIDES}"><tbody><tr style="background: none">'
-            f"{cells}</tr></tbody></table>"
-        )
-        shown = shown if cells else ""
-        finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
+        finding = findings_view.html(diagnosis, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
     # Notes that stand are folded at the end; the others ask the reader to do something.
@@ -129,20 +114,6 @@ def html(
         f"{board_view.loading(board)}{finding}{_list(to_do)}"
         f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
     )
-
-
-def _side(side: Mapping[str, Any]) -> str:
-    who = markup.words(f"{'rank' if side['ranks'].isdigit() else 'ranks'} {side['ranks']}")
-    called = f"<code>{markup.words(side['call'])}</code>" if side["call"] else ""
-    at = f"{'at ' if side['call'] else ''}{side['site']}" if side["site"] else ""
-    about = " ".join(filter(None, (called, markup.words(at), markup.words(side["tensor"]))))
-    lines = [line for line in side["lines"] if abs(line[0] - side["line"]) < 2]
-    code = "\n".join(
-        f"{'▸' if number == side['line'] else ' '}{number:>4} {escape(text, quote=False)}"
-        for number, text in lines
-    )
-    shown = f'<pre style="{_CODE}">{code}</pre>' if code else ""
-    return f"<div><b>{who}</b> {about}</div>{shown}"
 
 
 def _list(notes: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ def _frame(frame: Frame, names: Mapping[str, str], sources: Mapping[str, str]) -
     cell = _CELL.fullmatch(frame.file)
     name = plain(names.get(frame.file, frame.file))
     return {
-        "at": f"{name}:{frame.line}" if frame.file else "",
+        "at": f"{name}, line {frame.line}" if frame.file else "",
         "file": "" if cell else plain(frame.file),
         "cell": int(cell[1]) if cell else 0,
         "line": frame.line,

@@ -9,6 +9,7 @@ failures.py   Errors of ranks, and what ranks wait in, if no other rule explains
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 progress.py   The activity of a rank: its current call, and whether it makes progress by itself.
+sides.py      Where the ranks of a finding are, and what they do there.
 standing_still.py  Diagnosis by stacks alone of ranks that stand still, in jobs not prepared.
 setup/        Rules for setup.
 collectives/  Rules for collectives, groups and split models: who diverged, which ranks wait.

@@ -25,17 +25,16 @@ from typing import Any
 
 from ddp_notebook.model import (
     Category,
+    Decision,
     Finding,
     Place,
     Ranks,
     Side,
     agree,
     format_ranks,
-    in_brackets,
+    line_of,
     name_ranks,
 )
-
-_LONGEST_TITLE = 100
 
 
 @cache
@@ -130,20 +129,17 @@ def finding(
     passing: bool = False,
     sides: tuple[Side, ...] = (),
     site: Place | None = None,
+    decides: Decision | None = None,
     **facts: object,
 ) -> Finding:
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
-    `ranks` and `waiting` are facts of the templates, too. The place `site` ends the title if there
-    is room for it, and else is the first line of evidence. The magics that the fix has in
+    `ranks` and `waiting` are facts of the templates, too. The place `site` is the line that is
+    shown, if no line is known that decides. The magics that the fix has in
     backticks are the commands of the finding, as far as they can be run as they stand.
     """
     facts |= {"ranks": ranks, "waiting": tuple(rank for rank in waiting if rank not in ranks)}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)
-    if site is not None and len(title) + len(in_brackets(site)) <= _LONGEST_TITLE:
-        title += in_brackets(site)
-    elif site is not None:
-        evidence = (str(site), *evidence)
     return Finding(
         Category(kind.partition(".")[0]),
         ranks,
@@ -155,6 +151,7 @@ def finding(
         tuple(_COMMANDS.findall(fix)),
         sides,
         titled=True,
+        decides=decides or line_of(site),
     )
 
 

@@ -26,6 +26,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.setup import arguments, missing_ranks, store
+from ddp_notebook.diagnosis.sides import with_sides
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import coverage, equal, steps
 from ddp_notebook.model import (
@@ -281,14 +282,11 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
                 findings.extend(rule(context))
             except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
                 # It is noted, and the others have their say all the same.
-                where = extract_tb(error.__traceback__)[-1]
-                text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
                 notes.append(
                     catalogue.words(
                         "remarks.note.rule-failed",
                         rule=rule.__name__,
-                        error=text,
-                        where=f"{Path(where.filename).name}:{where.lineno}",
+                        error=_failure(error),
                     )
                 )
             for finding in findings:
@@ -302,7 +300,21 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
     for priority, finding in sorted(made, key=lambda each: each[0]):
         if not _is_consequence(priority, finding, first):
             first.append((priority, finding))
-    return [finding for _, finding in first], notes
+    shown = []
+    for _, finding in first:
+        try:
+            shown.append(with_sides(context, finding))
+        except Exception as error:  # noqa: BLE001  # ours as well: the finding holds without it
+            shown.append(finding)
+            notes.append(catalogue.words("remarks.note.no-lines", error=_failure(error)))
+    return shown, notes
+
+
+def _failure(error: Exception) -> str:
+    """What failed in our own code, and where."""
+    where = extract_tb(error.__traceback__)[-1]
+    text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
+    return f"{text}, {Path(where.filename).name}:{where.lineno}"
 
 
 def _is_consequence(

@@ -15,6 +15,7 @@ from ddp_notebook.model import (
     Finding,
     Ranks,
     RankState,
+    Side,
     Status,
     by_value,
     cut,
@@ -66,6 +67,9 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
                 who,
                 waiting=tuple(end.rank for end in lost),
                 evidence=(*(f"{name_ranks(who)}: {fact}" for fact in known if fact), *facts),
+                sides=(Side(who, "", "", alike[0].path[-1], alike[0].path, "raised"),)
+                if way
+                else (),
                 error=words,
             )
         )
@@ -118,7 +122,8 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
         if e.error.type != "KeyboardInterrupt"
     ]
     ends += [CellFinished(rank=rank, cell=0, outcome="ok") for rank in finished]
-    return raised(ends, tuple(e.rank for e in case.ranks))
+    found = raised(ends, tuple(e.rank for e in case.ranks))
+    return tuple(finding.with_code(case.sources) for finding in found)
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:

@@ -68,7 +68,7 @@ def works(e: RankReport) -> bool:
 
 
 def thread_words(error: ThreadError) -> str:
-    """``its thread 'loader' raised KeyError: 3 at cell 7:4 in load``."""
+    """``its thread 'loader' raised KeyError: 3 at cell 7, line 4, in load``."""
     what = raised_words(error.type, error.text, error.path, _BESIDE_OTHERS)
     return f"its thread {error.thread!r} raised {what}"
 
@@ -129,7 +129,7 @@ def standing(reports: Iterable[RankReport]) -> str:
 
 
 def raised_words(name: str, text: str, path: Sequence[Place], most: int = IN_A_TITLE) -> str:
-    """Return what was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
+    """Return what was raised, and where: ``KeyError: 'key7' at cell 3, line 6, in load``.
 
     `path` are the user's lines that it passed through; of the message so many characters.
     """
@@ -143,7 +143,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
 def way_to_error(path: Sequence[Place]) -> str:
-    """``cell 3:8 → cell 3:6 in load: return d['key7']``."""
+    """``cell 3, line 8 → cell 3, line 6, in load: return d['key7']``."""
     text = f": {path[-1].text}" if path[-1].text else ""
     return f"{' → '.join(map(str, path[-6:]))}{text}"
 

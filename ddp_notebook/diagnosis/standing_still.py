@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, named, side
+from ddp_notebook.diagnosis.collectives.explain import decision
 from ddp_notebook.diagnosis.collectives.groups import other_groups
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
+from ddp_notebook.diagnosis.sides import with_sides
 from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition, Sources
 from ddp_notebook.model import (
@@ -100,6 +102,11 @@ def _never_joined(case: Case) -> Iterator[Finding]:
 def apart(case: Case) -> Iterator[Finding]:
     """Find why ranks wait in different calls, or have ended; each has at most one record."""
     context = Context(case, Sources(case.sources, case.files_seen))
+    yield from (with_sides(context, finding) for finding in _apart(context))
+
+
+def _apart(context: Context) -> Iterator[Finding]:
+    case = context.case
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     if any(map(works, case.ranks)):
@@ -209,6 +216,7 @@ def _alone(
         waiting=context.victims,
         evidence=(f"{test.place}: {test.place.text}",),
         sides=(side(own.ranks, own.record), there),
+        decides=decision(test, own.ranks),
         call=called(own.record),
         others=there.ranks,
         elsewhere=elsewhere,

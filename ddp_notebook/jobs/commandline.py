@@ -136,7 +136,11 @@ def _why(args: argparse.Namespace) -> int:
 
 def as_text(verdict: Verdict) -> str:
     """Return a verdict for a terminal."""
-    lines = [view.text(verdict.diagnosis), "", f"This stands on: {verdict.basis}."]
+    lines = [
+        view.text(verdict.diagnosis, "ddp-notebook explain {}"),
+        "",
+        f"This stands on: {verdict.basis}.",
+    ]
     return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 

@@ -382,7 +382,8 @@ def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
     if len(facts) < len(case.ranks):
         return replace(diagnosis, unsure=_NOT_COMPARED)
     trained = diagnose_training(facts, case.collectives)
-    return replace(diagnosis, findings=trained.findings, notes=trained.notes, unsure="")
+    shown = tuple(finding.with_code(case.sources) for finding in trained.findings)
+    return replace(diagnosis, findings=shown, notes=trained.notes, unsure="")
 
 
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."

@@ -248,7 +248,7 @@ _ENDED_EARLY = "This setup, step by step, was ended before it was complete."
 
 
 def _headlines(result: CellResult) -> list[Bundle]:
-    """Return what is shown first: the finding, the errors of its culprits, those of other ranks."""
+    """Return what is shown first: the finding, then the errors of its culprits, of other ranks."""
     if isinstance(result.error, Stuck):
         return [mime_bundle(result.error.diagnosis)]
     # The cause comes first: the tracebacks of ranks that lost a connection to the culprit are long,
@@ -258,8 +258,8 @@ def _headlines(result: CellResult) -> list[Bundle]:
         return [traceback_bundle(result.tracebacks)] if result.tracebacks else []
     of_culprits, others = divided(diagnosis, result.tracebacks)
     return [
-        *([traceback_bundle(of_culprits)] if of_culprits else []),
         mime_bundle(replace(diagnosis, tracebacks=())),
+        *([traceback_bundle(of_culprits)] if of_culprits else []),
         *([victims_bundle(others)] if others else []),
     ]
 

@@ -50,7 +50,10 @@ _FILES = {
         "in_brackets"
     ),
     "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
-    "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback sentence",
+    "diagnosis": (
+        "HAS_FAILED Category Decision Diagnosis Excerpt Finding JudgedRun Remark Side Traceback "
+        "line_of sentence"
+    ),
     "events": (
         "SESSION AnyEvent CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped "
         "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "

@@ -113,7 +113,7 @@ class StackLocation:
 
     ranks: Ranks
     call_site: str
-    """``cell 3:6 in save``."""
+    """``cell 3, line 6, in save``."""
     callers: tuple[str, ...] = ()
     """The lines that led there, the outermost first."""
     lines: tuple[tuple[int, str], ...] = ()

@@ -55,16 +55,16 @@ class Place:
     """The line itself, without indentation."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+        return f"{self.file}, line {self.line}" + (f", in {self.function}" if self.function else "")
 
 
 def at_place(place: Place | None) -> str:
-    """The place in a sentence: `` at train.py:3``; empty where it is not known."""
+    """The place in a sentence: `` at train.py, line 3``; empty where it is not known."""
     return f" at {place}" if place is not None else ""
 
 
 def in_brackets(place: Place | None) -> str:
-    """The place behind a sentence: `` (train.py:3)``; empty where it is not known."""
+    """The place behind a sentence: `` (train.py, line 3)``; empty where it is not known."""
     return f" ({place})" if place is not None else ""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model import codec
+from ddp_notebook.model.codec import OMIT_DEFAULT
 from ddp_notebook.model.collectives import Place
 from ddp_notebook.model.ranks import Ranks, name_ranks
 
@@ -88,7 +89,10 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The call of the ranks of one branch, and its line: shown beside the other branch."""
+    """Where one group of ranks is, and what it does there: shown beside the other groups.
+
+    `state` and `detail` are words: "<ranks> <state> here<detail>".
+    """
 
     ranks: Ranks
     call: str
@@ -96,6 +100,38 @@ class Side:
     tensor: str = ""
     """``float32 [4]``."""
     place: Place | None = None
+    path: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """The user's lines that lead to `place`, from the one at which the groups part."""
+    state: str = field(default="", metadata=OMIT_DEFAULT)
+    """``wait``, ``raised``, ``left the loop``."""
+    detail: str = field(default="", metadata=OMIT_DEFAULT)
+    """``, collective 9``, ``: KeyError: 'x'``."""
+
+    @property
+    def told(self) -> str:
+        """What they do at their line: ``rank 1 waits here, collective 9``."""
+        return f"{name_ranks(self.ranks)} {self.state or self.call} here{self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The line that decides which ranks go which way: ``only rank 0 enters``."""
+
+    place: Place
+    label: str = ""
+
+
+def line_of(place: Place | None) -> Decision | None:
+    """The line of a mistake that ranks make there, if it is known."""
+    return Decision(place) if place is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Numbered lines of a file or cell, as they are written."""
+
+    file: str
+    lines: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +154,12 @@ class Finding:
     passing: bool = False
     commands: tuple[str, ...] = ()
     sides: tuple[Side, ...] = ()
-    """The mismatched calls, if that is the mistake."""
+    """Where each group of ranks is."""
     titled: bool = False
     """True if `cause` is a title that stands alone: it names the ranks itself."""
+    decides: Decision | None = field(default=None, metadata=OMIT_DEFAULT)
+    code: tuple[Excerpt, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """The lines that `sides` and `decides` name, and those around them, where they are known."""
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
@@ -130,6 +169,28 @@ class Finding:
         """True if it is about dead ranks, and they died because they were `ended`."""
         dead = self.category is Category.RANK_DIED and bool(self.ranks)
         return dead and set(ended).issuperset(self.ranks)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The lines that are shown: of each side the first and the last, then what decides."""
+        ends = (place for side in self.sides for place in (*side.path[:1], side.place))
+        decides = self.decides.place if self.decides is not None else None
+        return tuple(dict.fromkeys(place for place in (*ends, decides) if place is not None))
+
+    def with_code(self, sources: Mapping[str, str]) -> Finding:
+        """Return it with the lines around its places: `sources` by the names that places have."""
+        wanted: dict[str, set[int]] = {}
+        for place in self.places:
+            around = range(max(1, place.line - _NEAR), place.line + _NEAR + 1)
+            wanted.setdefault(place.file, set()).update(around)
+        code = []
+        for file, numbers in wanted.items():
+            lines = sources.get(file, "").splitlines()
+            known = [number for number in sorted(numbers) if number <= len(lines)]
+            if known:
+                shown = ((number, lines[number - 1][:_LONGEST_LINE]) for number in known)
+                code.append(Excerpt(file, tuple(shown)))
+        return replace(self, code=tuple(code))
 
     @property
     def sentence(self) -> str:
@@ -152,6 +213,9 @@ def sentence(ranks: Ranks, cause: str) -> str:
         return f"{who.capitalize()} {cause}"
     return f"{who.capitalize()}: {cause}"
 
+
+_NEAR, _LONGEST_LINE = 2, 200
+"""How many lines before and after a place are kept, and how much of each."""
 
 HAS_FAILED = "failed: "
 """The prefix of the text for a rank that has raised an error."""

@@ -43,19 +43,28 @@ def parse_ranks(text: str, world_size: int) -> Ranks:
 
 def format_ranks(ranks: Iterable[int]) -> str:
     """A rank set as it is written: ``0,2-4`` (the inverse of `parse_ranks`)."""
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(ranks))
+
+
+def _runs(ranks: Iterable[int]) -> list[list[int]]:
+    """The first and the last rank of each run of consecutive ones."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return runs
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """A rank set in a sentence: ``rank 1``, ``ranks 0,2-3``."""
+    """A rank set in a sentence: ``rank 1``, ``ranks 0, 1 and 3``, ``ranks 0-2 and 5``."""
     members = tuple(ranks)
-    return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
+    parts: list[str] = []
+    for first, last in _runs(members):  # of two consecutive ranks both are named
+        parts += [f"{first}-{last}"] if last > first + 1 else map(str, range(first, last + 1))
+    listed = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return f"{'rank' if len(members) == 1 else 'ranks'} {listed}"
 
 
 def agree(ranks: Collection[object], one: str, many: str) -> str:

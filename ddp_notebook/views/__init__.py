@@ -7,6 +7,7 @@ bench_figures.py Benchmarks as figures: against tensor size, and against batch s
 board_rows.py   The state as rows, one for ranks in the same state; and in words.
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
+finding_code.py The code of a finding, marked: where each group of ranks is, and what decides.
 findings.py     A diagnosis, with findings and remedies, as text and as HTML.
 ledger.py       One training step as a table of facts: as text and as HTML.
 live_region.py  A region of a cell's output that is redrawn when something changes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
-from ddp_notebook.views import markup
+from ddp_notebook.views import finding_code, markup
 from ddp_notebook.views.ansi import plain, preformatted
 from ddp_notebook.views.markup import box, view
 from ddp_notebook.views.table import Cell, Column, Row, Table, age_words, indented
@@ -28,7 +28,11 @@ FIX = "fix"
 EVIDENCE = "evidence"
 BUSY = "busy, not stuck"
 FURTHER = "also found"
+RAISED = "traceback"
 RAISED_TOO = "errors of other ranks"
+NEXT = "next"
+EXPLAIN = "%ddp_why --explain"
+"""The command that explains a finding, in a notebook."""
 DOING = "rank activity"
 
 CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
@@ -42,9 +46,10 @@ _DOING_COLUMNS = (
     Column("doing", fills=True, breaks=True),
 )
 
-_CARD = "padding: 8px 14px 10px; margin: 0 0 10px; border-radius: 3px"
+_EDGE = f"rgba({markup.IDLE}, 0.35)"
+_CARD = f"padding: 0 0 4px; margin: 0 0 10px; border-radius: 4px; border: 1px solid {_EDGE}"
 _SYMBOL = "display: inline-block; width: 1.3em; font-weight: 700"
-_BELOW = "margin: 8px 0 0 1.3em"
+_ROW = "padding: 5px 12px 0"
 _LIST = "margin: 4px 0 0; padding: 0 0 0 1.2em; list-style: disc"
 _SUMMARY = "cursor: pointer"
 _TRACEBACK = (
@@ -85,6 +90,17 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
         return ""
     one, many = ("was", "were") if d.run is not None and d.run.over else ("is", "are")
     return f"{verb(ranks, one, many).capitalize()} waiting."
+
+
+def next_words(finding: Finding, d: Diagnosis, explain: str = EXPLAIN) -> str:
+    """Who waits, where the code does not show it; what frees them; and where more is said."""
+    shown = {rank for side in finding.sides if side.place is not None for rank in side.ranks}
+    waiting = waiting_words(finding, d) if not shown.issuperset(finding.waiting) else ""
+    on = d.run is not None and not d.run.over and bool(finding.waiting) and not finding.passing
+    frees = "%ddp_abort frees the ranks, with their variables" if on else ""
+    more = f"more: {explain.format(finding.category.value)}" if explain else ""
+    following = " · ".join(filter(None, (waiting, frees, more)))
+    return f"{NEXT}: {following}" if waiting or frees else following
 
 
 def past_words(d: Diagnosis) -> str:
@@ -142,21 +158,26 @@ def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
 # -- text --------------------------------------------------------------------------------
 
 
-def text(d: Diagnosis) -> str:
-    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
-    findings, the errors of other ranks, and the activity of all.
+def text(d: Diagnosis, explain: str = EXPLAIN) -> str:
+    """Return the first finding: its code, its fix, what is next, the evidence; then further
+    findings, the errors of the culprits and of other ranks, and the activity of all.
+
+    `explain` is the command that explains it, ``{}`` its category.
     """
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
-    parts = [past_words(d), *map(_traceback_text, first), "" if others else _more(d)]
+    parts = [past_words(d)]
     if d.findings:
-        parts.append(_finding_text(d.findings[0], d))
+        parts.append(_finding_text(d.findings[0], d, explain))
     else:
+        parts += map(_traceback_text, first)
         parts.append(indented(plain(d.headline), f"{CALM if d.proven else PASSING} "))
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
         parts += [_finding_text(finding, d) for finding in d.findings[1:]]
-    if others:
-        parts += [f"{RAISED_TOO}:", *map(_traceback_text, others), _more(d)]
+    if d.findings:
+        parts += map(_traceback_text, first)
+    parts += [f"{RAISED_TOO}:", *map(_traceback_text, others)] if others else []
+    parts.append(_more(d))
     for remark in d.remarks:
         facts = [indented(plain(fact), "    • ") for fact in remark.evidence]
         said = indented(f"{plain(remark.text)} [{remark.kind}]", f"{PASSING} ")
@@ -169,20 +190,21 @@ def _traceback_text(traceback: Traceback) -> str:
     return "\n".join([f"── {name_ranks(traceback.ranks)} ──", *_lines_of(traceback)])
 
 
-def _finding_text(finding: Finding, d: Diagnosis) -> str:
-    """One finding; the rest of it is indented below its sentence."""
+def _finding_text(finding: Finding, d: Diagnosis, explain: str = "") -> str:
+    """One finding: its sentence, both sides' code, the fix, what is next, the evidence."""
     busy = f"{BUSY} · " if finding.passing else ""
     headline = f"{busy}{sentence(finding)} [{finding.category.value}]"
     parts = [indented(headline, f"{symbol(finding)} ")]
-    remedy, waiting = plain(finding.remedy), waiting_words(finding, d)
-    if remedy:
-        parts.append(f"  {FIX}:\n{indented(remedy, '      ')}")
-    if waiting:
-        parts.append(indented(waiting, "  "))
+    if code := finding_code.text(finding):
+        parts.append(code)
+    if remedy := plain(finding.remedy):
+        parts.append(indented(remedy, f"{FIX}: "))
+    if following := next_words(finding, d, explain):
+        parts.append(indented(following, ""))
     if finding.evidence:
-        facts = "\n".join(indented(plain(fact), "    • ") for fact in finding.evidence)
-        parts.append(f"  {EVIDENCE}:\n{facts}")
-    return "\n\n".join(parts)
+        facts = "\n".join(indented(plain(fact), "  • ") for fact in finding.evidence)
+        parts.append(f"{EVIDENCE}:\n{facts}")
+    return "\n".join(parts)
 
 
 def _doing_text(doing: Mapping[int, str] | None) -> str:
@@ -204,34 +226,41 @@ def _doing_text(doing: Mapping[int, str] | None) -> str:
 # -- HTML --------------------------------------------------------------------------------
 
 
-def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
-    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
-    findings, the errors of other ranks, and the activity of all.
-
-    `sides` is HTML that goes below the finding's sentence.
+def html(d: Diagnosis, *, with_doing: bool = True) -> str:
+    """Return the first finding: its code, its fix, what is next, the evidence; then further
+    findings, the errors of the culprits and of other ranks, and the activity of all.
     """
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
-    past, more = _line(markup.words(past_words(d))), _line(markup.words(_more(d)))
-    parts = [past, *map(_traceback, first), "" if others else more]
+    parts = [_line(markup.words(past_words(d)))]
     if d.findings:
-        parts.append(_finding(d.findings[0], d, sides))
+        parts.append(_finding(d.findings[0], d, EXPLAIN))
     else:
         sign, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
-        parts.append(_line(markup.words(d.headline), sign, colour))
+        parts += [*map(_traceback, first), _line(markup.words(d.headline), sign, colour)]
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, d) for finding in d.findings[1:]]
-    if others:
-        raised = "".join(map(_traceback, others))
-        summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
-        parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
+    if d.findings:
+        # Where the cause is known the line that raised stands above, and the message.
+        undecided = d.findings[0].category is Category.UNDECIDED
+        parts.append(_folded(RAISED, map(_traceback, first), is_open=undecided))
+    parts.append(_folded(RAISED_TOO, map(_traceback, others)))
+    parts.append(_line(markup.words(_more(d))))
     for remark in d.remarks:  # no mistake, and worth knowing
         kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
         said = f"{markup.words(remark.text)} {kind}{_evidence(remark.evidence)}"
         parts.append(_line(said, PASSING, markup.BUSY))
     # A note says what is not known because a rule failed.
     parts += [_line(markup.words(note), UNDECIDED, markup.WARN) for note in d.notes]
-    return view([*parts, _doing(d.doing) if with_doing else ""])
+    return view([*parts, _doing(d.doing, is_open=not d.findings) if with_doing else ""])
+
+
+def _folded(title: str, parts: Iterable[str], *, is_open: bool = False) -> str:
+    """Return parts below a title that unfolds them; empty without parts."""
+    inside = "".join(parts)
+    summary = f'<summary style="{_SUMMARY}">{title}</summary>'
+    opened = " open" if is_open else ""
+    return f'<details{opened} style="margin: 0 0 8px">{summary}{inside}</details>' if inside else ""
 
 
 def _line(html: str, sign: str = "", colour: str = "") -> str:
@@ -249,23 +278,29 @@ def _traceback(traceback: Traceback) -> str:
     )
 
 
-def _finding(finding: Finding, d: Diagnosis, sides: str = "") -> str:
+def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
     """Return a finding as a card, its colour at the edge; one that may resolve is not bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
-    card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     busy = f"{markup.chip(BUSY, colour)} " if finding.passing else ""
     weight = 400 if finding.passing else 600
-    waiting = waiting_words(finding, d)
+    following = next_words(finding, d, explain)
+    remedy = plain(finding.remedy)
+    fix = f'<b style="color: rgb({markup.OK})">{FIX.capitalize()}</b> {markup.prose(remedy)}'
+    if remedy.startswith("%"):  # to be typed as it is
+        fix = box(FIX, remedy, "")
+    rows = (
+        f'<div style="{_ROW}">{fix}</div>' if remedy else "",
+        f'<div style="{_ROW}; {markup.MUTED}">{markup.prose(following)}</div>' if following else "",
+        _evidence(finding.evidence),
+    )
     return (
-        f'<div style="{card}">'
-        f'<div style="padding-left: 1.3em; text-indent: -1.3em; {markup.BREAKABLE}">'
+        f'<div style="{_CARD}; border-left: 4px solid rgb({colour})">'
+        f'<div style="padding: 8px 12px 6px 2.2em; text-indent: -1.3em; {markup.BREAKABLE}">'
         f'<span style="{_SYMBOL}; text-indent: 0; color: rgb({colour})">{sign}</span>{busy}'
-        f'<span style="font-weight: {weight}">{markup.words(sentence(finding))}</span> '
+        f'<span style="font-weight: {weight}">{markup.prose(sentence(finding))}</span> '
         f'<span style="{markup.MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
-        f"{sides}{box(FIX, finding.remedy, _BELOW) if plain(finding.remedy) else ''}"
-        + (f'<div style="{_BELOW}">{markup.words(waiting)}</div>' if waiting else "")
-        + f"{_evidence(finding.evidence)}</div>"
+        f"{finding_code.html(finding)}{''.join(rows)}</div>"
     )
 
 
@@ -278,21 +313,21 @@ def _evidence(evidence: Sequence[str]) -> str:
     )
     count = counted(len(evidence), "fact")
     return (
-        f'<details style="{_BELOW}"><summary style="{_SUMMARY}">{EVIDENCE}'
+        f'<details style="{_ROW}"><summary style="{_SUMMARY}">{EVIDENCE}'
         f' <span style="{markup.MUTED}">({count})</span></summary>'
         f'<ul style="{_LIST}">{facts}</ul></details>'
     )
 
 
-def _doing(doing: Mapping[int, str] | None) -> str:
+def _doing(doing: Mapping[int, str] | None, *, is_open: bool) -> str:
     """Return the activity of each rank, as a table that can be folded."""
     rows = [Row((Cell(who), Cell(activity))) for who, activity in folded_doing(doing)]
     if not rows:
         return ""
-    # A long table is folded: the finding matters more than what each rank was doing.
-    is_open = " open" if len(rows) <= 8 else ""
+    # A long one is folded, and one below a finding, which matters more.
+    opened = " open" if is_open and len(rows) <= 8 else ""
     return (
-        f'<details{is_open} style="margin: 0">'
+        f'<details{opened} style="margin: 0">'
         f'<summary style="{_SUMMARY}">{DOING}</summary>'
         f"{Table(_DOING_COLUMNS, rows).html()}</details>"
     )

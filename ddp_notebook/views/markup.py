@@ -46,6 +46,15 @@ def words(text: str) -> str:
     return breakable(plain(text))
 
 
+def prose(text: str) -> str:
+    """Words as HTML, what stands in backticks as code."""
+    parts = plain(text).split("`")
+    if len(parts) % 2 == 0:  # one is open, and may be the user's
+        return words(text)
+    code = (f"<code>{breakable(part)}</code>" for part in parts[1::2])
+    return "".join(breakable(part) + next(code, "") for part in parts[::2])
+
+
 _VIEW = "padding: 4px 0; line-height: 1.45; max-width: 60em"
 _COPY = (
     f"display: block; margin: 3px 0 0; padding: 6px 10px; border-radius: 3px; color: inherit;"

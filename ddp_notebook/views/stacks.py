@@ -64,7 +64,7 @@ _SUMMARY = f"cursor: pointer; {markup.MUTED}"
 
 
 def place_words(frame: Frame, names: Mapping[str, str]) -> str:
-    """``train.py:41``, ``cell 3, line 4``; empty for frames that are left out."""
+    """``train.py, line 41``, ``cell 3, line 4``; empty for frames that are left out."""
     if not frame.file:
         return ""
     name = plain(names.get(frame.file, frame.file))

@@ -206,7 +206,7 @@ def is_paused(record: Collective) -> bool:
 
 
 def describe_collective(record: Collective, before: Sequence[Collective] = ()) -> str:
-    """``all_reduce of float32 [28] (112 B), DDP's backward, bucket 2 of 3, train.py:41``."""
+    """``all_reduce of float32 [28] (112 B), DDP's backward, bucket 2 of 3, train.py, line 41``."""
     kind = f"({record.reduce_op})" if record.reduce_op not in ("", "SUM") else ""
     what = f"{record.operation}{kind}"
     if record.dtype:
@@ -362,7 +362,7 @@ def line_table(stops: Mapping[int, LineStopped], others: StepTable) -> StepTable
     for ranks, (file, line) in sorted(places, key=lambda each: (-len(each[0]), each)):
         where = place(file, line, names[file])
         if file == before:
-            where = f"line {line}" if _is_cell(file) else f":{line}"
+            where = f"line {line}"
         before = file
         parts.append(f"{name_ranks(ranks)} at {where}")
     title = f"Paused: {'; '.join(parts)}."
@@ -370,8 +370,8 @@ def line_table(stops: Mapping[int, LineStopped], others: StepTable) -> StepTable
 
 
 def place(file: str, line: int, name: str = "") -> str:
-    """``train.py:43``, ``cell 3, line 4``; `name` is the file's where its own does not tell."""
-    return f"{file}, line {line}" if _is_cell(file) else f"{name or PurePath(file).name}:{line}"
+    """``cell 3, line 4``; `name` is the file's where its own does not tell."""
+    return f"{file if _is_cell(file) else name or PurePath(file).name}, line {line}"
 
 
 def names_of(files: Iterable[str]) -> dict[str, str]:

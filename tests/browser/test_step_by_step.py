@@ -30,7 +30,9 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_pat
         expect(begun).to_contain_text("Setup is complete")  # it was stepped on since
 
         rows = step.locator("tbody tr")
-        for rank, (state, waits_for) in enumerate([("waiting", "ranks 1,3"), ("paused", "")] * 2):
+        for rank, (state, waits_for) in enumerate(
+            [("waiting", "ranks 1 and 3"), ("paused", "")] * 2
+        ):
             expect(rows.nth(rank).locator("th")).to_have_text(str(rank))
             expect(rows.nth(rank).locator("td").nth(1)).to_contain_text(state)
             expect(rows.nth(rank).locator("td").nth(3)).to_have_text(waits_for)
@@ -38,7 +40,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_pat
         expect(step.locator("a")).to_have_attribute("href", re.compile("^https://.*pytorch.org/"))
 
         expect(why).to_contain_text("paused (by %ddp_step)")
-        expect(why.locator("details tbody")).to_contain_text("ranks 0,2")
+        expect(why.locator("details tbody")).to_contain_text("ranks 0 and 2")
         expect(done).to_contain_text("Setup is complete: every rank is verified.")
 
         expect(fault).to_contain_text("duplicate-rank")

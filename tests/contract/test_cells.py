@@ -146,7 +146,7 @@ def test_an_error_on_one_rank_names_it_and_the_others_finish(ranks4: Session) ->
     assert isinstance(result.error, CellFailed)
     assert result.error.ranks == (2,)
     assert str(result.error) == (
-        "rank 2 raised ValueError: bad batch (cell line 4); ranks 0-1,3 finished."
+        "rank 2 raised ValueError: bad batch (cell line 4); ranks 0, 1 and 3 finished."
     )
     assert outputs(ranks4, "done") == {(0, 1, 3): ["1"], (2,): ["0"]}
 

@@ -106,7 +106,7 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert texts(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
-    with pytest.raises(UsageMistake, match="is not over on ranks 0-1, and no rank is paused"):
+    with pytest.raises(UsageMistake, match="is not over on ranks 0 and 1, and no rank is paused"):
         ranks.step()
     gate.touch()
     whole = ranks.wait()
@@ -303,7 +303,7 @@ def test_a_script_is_stepped_collective_by_collective(
     assert result.error is None and result.steps is not None
     (row,) = result.steps.rows
     assert (row.ranks, row.state) == ((0, 1), "paused")
-    assert row.text.startswith("all_reduce of float32 [2] (8 B), job.py:7")
+    assert row.text.startswith("all_reduce of float32 [2] (8 B), job.py, line 7")
 
     (waiting,) = [row for row in ranks.step((1,)).rows if row.state == "waiting"]
     assert (waiting.ranks, waiting.waits_for) == ((1,), (0,))
@@ -340,7 +340,7 @@ def test_an_interrupt_of_the_waiting_stops_the_ranks_as_it_stops_a_cell(ranks: S
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(result.error, CellInterrupted)
-    assert "ranks 0-1 stopped at cell line 4" in str(result.error)
+    assert "ranks 0 and 1 stopped at cell line 4" in str(result.error)
     ranks.run_cell(ALL_REDUCE).raise_for_error()
 
 

@@ -92,7 +92,7 @@ def test_exit_in_a_module_that_a_cell_calls_ends_the_cell(ranks2: Session) -> No
 def test_whatever_stops_a_process_elsewhere_stops_a_rank(ranks2: Session, stop: str) -> None:
     result = ranks2.run_cell(f"{stop}\nprint('end')")
     assert result.steps is not None
-    assert "ranks 0-1 at cell" in result.steps.title
+    assert "ranks 0 and 1 at cell" in result.steps.title
     assert result.steps.rows[0].text.count("line 2") == 1
     ranks2.step(to="end")
     assert text(ranks2.wait()) == "end\n"

@@ -283,7 +283,7 @@ def test_a_function_that_was_compiled_at_a_breakpoint_can_have_another_one(
         assert ranks2.wait(60).error is None
     ranks2.run_cell("exec(compile('def made(x):\\n    return x\\n', 'made.py', 'exec'), globals())")
     ranks2.breakpoints.add("made", Breakpoint(0))
-    assert "made.py:2, in made" in rows(ranks2.run_cell("made(1)").steps)[(0, 1)]
+    assert "made.py, line 2, in made" in rows(ranks2.run_cell("made(1)").steps)[(0, 1)]
 
 
 def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_function_of_a_module_that_is_imported_later(ranks2: Session, tmp_path
         assert "Pending: not imported yet" in ranks2.breakpoints.add(name, Breakpoint(0)).text
         ranks2.run_cell(f"assert not any({package!r} in name for name in sys.modules)")
         stopped = ranks2.run_cell(f"import {package}\n{package}.Model().forward(rank)\n")
-        assert "model.py:3, in Net.forward" in rows(stopped.steps)[(0, 1)]
+        assert "model.py, line 3, in Net.forward" in rows(stopped.steps)[(0, 1)]
         assert values(ranks2.evaluate("x")) == {(0,): "0", (1,): "1"}
         ranks2.step(to="end")
         assert [r.text.rpartition(". ")[2] for r in ranks2.breakpoints.rows()] == ["1 hit"]

@@ -29,7 +29,7 @@ def test_a_line_that_ranks_end_without_is_said_not_to_be_reached(ranks2: Session
     assert ranks2.step(to="4").title.endswith("Rank 1 did not reach line 4.")
     assert "reach" not in ranks2.step(to="end").title
     ranks2.run_cell("breakpoint()\nif rank > 1:\n    x = 1\ny = 2\n")
-    assert ranks2.step(to="4").title.endswith("Ranks 0-1 did not reach line 4.")
+    assert ranks2.step(to="4").title.endswith("Ranks 0 and 1 did not reach line 4.")
 
 
 def test_a_breakpoint_at_a_loop_that_begins_a_cell_stops_once_a_round(ranks2: Session) -> None:
@@ -73,8 +73,8 @@ def test_files_of_one_name_are_told_apart(ranks2: Session, tmp_path: Path) -> No
     ranks2.breakpoints.add("second/same.py:3", Breakpoint(0))
     table = ranks2.run_cell("(second if rank else first).same.work()").steps
     assert table is not None
-    assert "rank 0 at first/same.py:2; rank 1 at second/same.py:3" in table.title
-    assert "second/same.py:3" in rows(table)[(1,)]
+    assert "rank 0 at first/same.py, line 2; rank 1 at second/same.py, line 3" in table.title
+    assert "second/same.py, line 3" in rows(table)[(1,)]
     ranks2.step(to="end")
 
 

@@ -43,7 +43,9 @@ def test_a_full_disk_kills_no_rank_and_is_said(cramped: Session) -> None:
     result.raise_for_error()
     assert result.outputs[-1].items[-1].data["text/plain"] == "8.0"
     (note,) = [note for note in cramped.status().notes if "not recorded" in note]
-    assert note.startswith("Ranks 0-1: Collectives are not recorded, nor compared: no room in /")
+    assert note.startswith(
+        "Ranks 0 and 1: Collectives are not recorded, nor compared: no room in /"
+    )
     assert "File too large" in note
     why = cramped.why()
     assert not why.findings and not why.proven
@@ -175,7 +177,7 @@ def test_without_room_in_shared_memory_ranks_work_and_what_needs_it_says_so(
     assert len(said) == 5, ended
     assert said[0] == "True None", ended
     assert error in said[1] and "cell line 9" in said[1], ended
-    assert "Ranks 0-1" in said[2], ended
+    assert "Ranks 0 and 1" in said[2], ended
     assert said[3:] == ["None", "True"], ended
 
 

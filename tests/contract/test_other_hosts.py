@@ -51,22 +51,24 @@ def test_a_job_on_another_host_is_looked_at_as_one_here(
 
     assert f"{pid}  train.py" in said(shell, capsys, "%ddp_attach gpu07:")
     shown = said(shell, capsys, f"%ddp_attach gpu07:{pid}")
-    assert shown.startswith(f"Attached to job {pid} (train.py) on gpu07: ranks 0-1 of 2; it runs.")
+    assert shown.startswith(
+        f"Attached to job {pid} (train.py) on gpu07: ranks 0 and 1 of 2; it runs."
+    )
     shown = said(shell, capsys, "%ddp_why")
-    assert "conditional-collective" in shown and "train.py:17" in shown
-    assert "This stands on: the answers of ranks 0-1, and their records" in shown
+    assert "conditional-collective" in shown and "train.py, line 17" in shown
+    assert "This stands on: the answers of ranks 0 and 1, and their records" in shown
     assert "on gpu07" in shown
     shown = said(shell, capsys, "%ddp_where --ranks 0 --locals")
-    assert "train.py:17" in shown and "optimizer = " in shown and "rank 1" not in shown
+    assert "train.py, line 17" in shown and "optimizer = " in shown and "rank 1" not in shown
     shown = said(shell, capsys, "%ddp_board")
-    assert f"job {pid} (train.py) on gpu07: ranks 0-1 of 2; it runs" in shown
+    assert f"job {pid} (train.py) on gpu07: ranks 0 and 1 of 2; it runs" in shown
     assert shown.count("  waiting  ") == 2 and "/6" not in shown
 
     saved = tmp_path / "saved.json"
     assert __main__.main(["save", f"gpu07:{pid}", str(saved)]) == 0
     assert __main__.main(["why", str(saved)]) == 1
     out = capsys.readouterr().out
-    assert "train.py:17" in out and "(the answers of ranks 0-1" in out
+    assert "train.py, line 17" in out and "(the answers of ranks 0 and 1" in out
     assert __main__.main(["where", "--json", "--locals", f"gpu07:{pid}"]) == 0
     schema = Path(other_hosts.__file__).with_name("schema_where.json").read_text()
     wire = json.loads(capsys.readouterr().out)
@@ -121,7 +123,7 @@ def test_a_job_on_two_hosts_is_judged_as_one(
     capsys.readouterr()
     assert __main__.main(["where", "--stacks", "node0:1", "node1:1"]) == 0
     shown = capsys.readouterr().out
-    assert "train.py:17" in shown and "train.py:19" in shown
+    assert "train.py, line 17" in shown and "train.py, line 19" in shown
 
 
 def _child(pid: int) -> int | None:

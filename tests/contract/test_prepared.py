@@ -74,12 +74,14 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     pid = ranks[0].pid
     assert f"{pid}  train.py" in (listed := said(shell, capsys, "%ddp_attach"))
     assert "conditional-collective: rank 0" in listed
-    assert f"Attached to job {pid} (train.py): ranks 0-1 of 2; it runs." in said(
+    assert f"Attached to job {pid} (train.py): ranks 0 and 1 of 2; it runs." in said(
         shell, capsys, f"%ddp_attach {pid}"
     )
     shown = said(shell, capsys, "%ddp_why")
-    assert shown.startswith(f"Of job {pid} (train.py): ranks 0-1 of 2; it runs. This stands on: ")
-    assert "train.py:17" in shown
+    assert shown.startswith(
+        f"Of job {pid} (train.py): ranks 0 and 1 of 2; it runs. This stands on: "
+    )
+    assert "train.py, line 17" in shown
     wire = json.loads(said(shell, capsys, "%ddp_why --json"))
     assert wire["job"] == f"job {pid} (train.py)" == next(iter(wire.values()))
     assert wire["verdict"] == "finding"
@@ -88,7 +90,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert "waiting in barrier (torch.distributed)" in shown and "train.py:17" in shown
     assert "optimizer = " in shown
     shown = said(shell, capsys, "%ddp_board")
-    assert f"job {pid} (train.py): ranks 0-1 of 2; it runs" in shown
+    assert f"job {pid} (train.py): ranks 0 and 1 of 2; it runs" in shown
     assert shown.count("  waiting  ") == 2 and "/6" not in shown
     saved = tmp_path / "saved.json"
     assert __main__.main(["save", str(pid), str(saved)]) == 0
@@ -102,12 +104,14 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
         rank.terminate()
     assert [rank.wait() for rank in ranks] == [-signal.SIGTERM] * 2, "as without us"
     shown = said(shell, capsys, "%ddp_where")
-    assert shown.startswith(f"Of job {pid} (train.py): ranks 0-1 of 2; it has ended.")
-    assert "rank 0  dead: it was ended from outside, by a signal; it was at train.py:17" in shown
-    assert "train.py:19" in shown
+    assert shown.startswith(f"Of job {pid} (train.py): ranks 0 and 1 of 2; it has ended.")
+    assert (
+        "rank 0  dead: it was ended from outside, by a signal; it was at train.py, line 17" in shown
+    )
+    assert "train.py, line 19" in shown
     assert "it has ended" in said(shell, capsys, "%ddp_board")
     said(shell, capsys, "%ddp_detach")
-    assert "train.py:17" in said(shell, capsys, f"%ddp_attach {saved}\n%ddp_why")
+    assert "train.py, line 17" in said(shell, capsys, f"%ddp_attach {saved}\n%ddp_why")
 
 
 def test_a_healthy_job_computes_the_same_and_has_no_finding(
@@ -153,7 +157,7 @@ def test_a_script_can_be_run_prepared_whether_or_not_torch_calls_entry_points(
         rank.wait()
     verdict = prepared.why(records.jobs()[0])
     assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
-    assert verdict.basis.startswith("what ranks 0-1 left")
+    assert verdict.basis.startswith("what ranks 0 and 1 left")
 
 
 def test_who_asks_a_job_cannot_change_what_it_does_or_have_it_evaluate(

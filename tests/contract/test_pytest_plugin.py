@@ -88,6 +88,6 @@ def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
     hung, _, left = ended.stdout.partition("_ test_that_one_rank_leaves _")
     assert "The ranks of this test hung, and were ended." in hung
     assert "[conditional-collective]" in hung
-    assert "ranks.py:20" in hung
+    assert "ranks.py, line 20" in hung
     assert "Problems of the ranks of this test" in left
     assert "[uneven-inputs]" in left

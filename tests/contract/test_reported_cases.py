@@ -138,7 +138,7 @@ def test_a_rank_that_is_late_is_called_busy_and_can_be_given_up(sessions: Sessio
     def seen() -> bool:
         # Not in init_process_group any more, where on a busy machine it may be late as well.
         diagnosis = session.why()
-        loads = "c010.py:11" in (diagnosis.doing or {}).get(2, "")
+        loads = "c010.py, line 11" in (diagnosis.doing or {}).get(2, "")
         found = diagnosis.findings
         return loads and bool(found) and found[0].waiting == (0, 1)
 

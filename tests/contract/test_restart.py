@@ -201,7 +201,7 @@ def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Sess
     text = str(result.error)
     assert "rank 1 died, killed by SIGSEGV" in text
     assert "%ddp_restart --ranks 1" in text
-    assert "ranks 0,2 finished" in text
+    assert "ranks 0 and 2 finished" in text
 
 
 def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -> None:

@@ -88,7 +88,7 @@ def test_a_fresh_process_without_a_cluster_says_the_same(saved: Saved) -> None:
     }
     assert told["why"]["findings"][0]["ranks"] == [2]
     assert told["rows"] == saved.rows
-    assert told["where"] == dict.fromkeys(("0", "1", "3"), "cell 1:14")
+    assert told["where"] == dict.fromkeys(("0", "1", "3"), "cell 1, line 14")
     loading = "4 ranks, gloo: torch is being loaded"  # where no fork server had it yet
     assert told["set up"] in ("4 ranks, gloo: starting", loading)
     assert told["loaded"] == []
@@ -117,7 +117,7 @@ def test_durations_are_those_of_the_run(saved: Saved) -> None:
     assert all(0 <= e["ts"] <= e["ts"] + e["dur"] <= whole_us + 1e5 for e in slices)
     hung = [e for e in slices if e["cat"] == "collective" and "unfinished" in e["args"]]
     assert len(hung) == 3
-    assert {e["args"]["place"] for e in hung} == {"cell 1:14"}
+    assert {e["args"]["place"] for e in hung} == {"cell 1, line 14"}
     end = max(e["ts"] + e["dur"] for e in slices)
     assert all(e["ts"] + e["dur"] == pytest.approx(end, abs=1) for e in hung)
 

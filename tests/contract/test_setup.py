@@ -178,7 +178,7 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
     session.run_cell("kept = rank + 10").raise_for_error()
     board = session.init(InitOptions(world_size=3, device="cpu"), replace=True)
     assert board.snapshot.notes[-1] == (
-        "Ranks 0-1 stayed, with their variables; rank 2 is new. Fresh processes for all: "
+        "Ranks 0 and 1 stayed, with their variables; rank 2 is new. Fresh processes for all: "
         "%ddp_restart"
     )
     assert last_values(session, "dist.get_world_size(), 'kept' in vars()") == {
@@ -200,7 +200,7 @@ def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(
     before = pids_of(session).ranks
     session.run_cell("if rank != 3: dist.barrier()", detach=True)
     board = session.init(InitOptions(world_size=2, device="cpu"), replace=True)
-    note = "Ranks 0-1 stayed, with their variables; ranks 2-3 have ended."
+    note = "Ranks 0 and 1 stayed, with their variables; ranks 2 and 3 have ended."
     assert board.snapshot.notes[-1].startswith(note)
     source = (
         "import os\nt = torch.ones(1)\ndist.all_reduce(t)\n"

@@ -170,7 +170,7 @@ def test_wrong_calls_of_step_say_what_to_type(session: Session) -> None:
         session.step(to="nowhere")
     session.step((0,), to="store")
     session.step((0,))
-    with pytest.raises(UsageMistake, match="Rank 0 is not paused; ranks 1-2 can be stepped"):
+    with pytest.raises(UsageMistake, match="Rank 0 is not paused; ranks 1 and 2 can be stepped"):
         session.step((0,))
 
 

@@ -203,7 +203,7 @@ def test_a_script_is_named_by_its_file(session: Session, tmp_path: Path) -> None
         ]
         assert users(tree.stack(1))[-1][1:] == (11, "main", "dist.recv(x, 0)")
         shown = stacks.text(tree)
-        assert shown.startswith("ranks 0-2  train.py:14  main()\n")
+        assert shown.startswith("ranks 0-2  train.py, line 14  main()\n")
 
 
 def test_a_cell_that_awaits_is_found_though_it_is_on_no_stack(session: Session) -> None:

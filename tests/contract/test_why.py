@@ -83,7 +83,7 @@ dist.barrier()
 """
 
 
-def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks(
+def test_the_traceback_of_the_rank_that_raised_is_shown_below_wherever_one_looks(
     ranks: Any,
 ) -> None:
     diagnosis = stuck(ranks, RAISES)
@@ -92,13 +92,17 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks
     assert (finding.ranks, finding.waiting) == ((1,), (0, 2))
     assert finding.cause == "Rank 1 raised KeyError: 'key7' at cell 7:3 in load"
     assert finding.evidence[0] == (
-        "rank 1: cell 7:7 → cell 7:5 in prepare → cell 7:3 in load: return settings['key7']"
+        "rank 1: cell 7, line 7 → cell 7, line 5, in prepare → cell 7, line 3, in load: "
+        "return settings['key7']"
     )
     for shown in (diagnosis, ranks.why()):
         (traceback,) = shown.tracebacks
         assert traceback.ranks == (1,)
         text = findings.text(shown)
-        assert 0 < text.index("return settings['key7']") < text.index("✗ Rank 1 raised KeyError")
+        marked = "rank 1 raised in here: line 3, `return settings['key7']`: KeyError: 'key7'"
+        assert text.startswith("✗ Rank 1 raised KeyError")
+        assert 0 < text.index(marked) < text.index("----> 3     return settings['key7']")
+        assert "ranks 0 and 2 wait here" in text
     for _ in range(2):  # however often it is asked
         (group,) = ranks.wait(0).tracebacks
         assert group.ranks == (1,) and "key7" in group.items[0].text
@@ -119,7 +123,7 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
         assert [finding.ranks for finding in after.findings] == [(1,)]
         assert [traceback.ranks for traceback in after.tracebacks] == [(1,)]
         text = findings.text(after)
-        assert text.startswith("Found in cell 7, ") and "Ranks 0,2 were waiting." in text
+        assert text.startswith("Found in cell 7, ") and "ranks 0 and 2 wait here" in text
         assert after.to_json()["run"]["title"] == "cell 7" and after.to_json()["run"]["over"]
     ranks.restart((1,))
     assert ranks.why().findings, "new processes are no new run"

@@ -55,7 +55,7 @@ def test_a_wrapped_model_trains_as_one_that_ddp_wrapped_alone(ranks2: Session) -
 def test_the_buffers_of_one_rank_are_told_apart(ranks4: Session) -> None:
     run(ranks4, SAME_NET + "if rank == 2: model[1].running_mean += 1")
     made = begin(ranks4)
-    assert has_line(made, "ranks 1,3 had the values of rank 0 already")
+    assert has_line(made, "ranks 1 and 3 had the values of rank 0 already")
     assert has_line(made, "rank 2 had other values in 1 of 3 buffers")
     run(ranks4, "mean = model.module[1].running_mean.sum().item()")
     assert set(ranks4.pull("mean").values()) == {0.0}
@@ -64,7 +64,7 @@ def test_the_buffers_of_one_rank_are_told_apart(ranks4: Session) -> None:
 def test_the_result_can_have_another_name(ranks2: Session) -> None:
     run(ranks2, NET)
     made = begin(ranks2, target="net")
-    assert made.table.title == "net is a DistributedDataParallel on ranks 0-1"
+    assert made.table.title == "net is a DistributedDataParallel on ranks 0 and 1"
     assert kind_of(ranks2) == {"Sequential"}
     assert kind_of(ranks2, "net") == {"DistributedDataParallel"}
 
@@ -77,7 +77,7 @@ def test_parameters_that_ddp_is_told_to_ignore_may_differ(ranks2: Session) -> No
     )
     made = begin(ranks2)
     assert made.done
-    assert has_line(made, "4 parameters, 3 buffers, alike on ranks 0-1")
+    assert has_line(made, "4 parameters, 3 buffers, alike on ranks 0 and 1")
 
 
 # -- models that differ ----------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_what_is_no_model_is_refused_with_its_ranks(ranks2: Session) -> None:
     run(ranks2, NET + "if rank == 1: model = 3")
     with pytest.raises(UsageMistake, match=r"\(rank 1: it is of type int, not a torch"):
         begin(ranks2)
-    with pytest.raises(UsageMistake, match="ranks 0-1: there is no such variable"):
+    with pytest.raises(UsageMistake, match="ranks 0 and 1: there is no such variable"):
         begin(ranks2, "nobody_made_this")
     run(ranks2, "model = nn.Linear(2, 2).requires_grad_(False)")
     with pytest.raises(UsageMistake, match="no parameter requires a gradient"):
@@ -192,7 +192,7 @@ def test_a_wrap_is_stepped_to_a_stage_by_the_verb_that_steps_set_up(ranks2: Sess
     assert ranks2.step(to="broadcast").title == "model: passed stage 2/4, broadcast"
     with pytest.raises(UsageMistake, match="passed already"):
         ranks2.step(to="broadcast")
-    assert ranks2.step(to="end").title == "model is a DistributedDataParallel on ranks 0-1"
+    assert ranks2.step(to="end").title == "model is a DistributedDataParallel on ranks 0 and 1"
 
 
 def test_a_model_changed_between_two_steps_is_found(ranks2: Session) -> None:

@@ -9,7 +9,7 @@ const files = readdirSync(folder).filter((name) => name.endsWith(".js")).sort();
 const source = files.map((name) => readFileSync(new URL(name, folder))).join("\n");
 const board = await import(`data:text/javascript;base64,${Buffer.from(source).toString("base64")}`);
 
-const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", "", 1];
+const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py, line 41, in step", "loss.backward()", "", 1];
 const [PAUSED, ISSUED, DONE, FAILED, REFUSED, FREED] = [0, 1, 2, 3, 4, 5];
 
 /** A message as the kernel sends it. */
@@ -53,8 +53,8 @@ test("a word that does not fit is cut with an ellipsis, or left out", () => {
 });
 
 test("a line of a cell is a place on the page, one of a file is not", () => {
-  assert.deepEqual(board.siteOf("cell 3:14 in train"), { cell: 3, line: 14 });
-  assert.equal(board.siteOf("train.py:41 in step"), null);
+  assert.deepEqual(board.siteOf("cell 3, line 14, in train"), { cell: 3, line: 14 });
+  assert.equal(board.siteOf("train.py, line 41, in step"), null);
 });
 
 test("every role has a mark and a word beside its colour", () => {
@@ -86,7 +86,7 @@ test("who arrived last at a collective is known, and for how long the others wai
   const [first, what, where, took] = store.describe(store.rows.get(0).list[0], 1000);
   assert.equal(first, "rank 0 · all_reduce · done · #0");
   assert.equal(what, "float32 [28] · 112 B · bucket 2 of DDP's backward");
-  assert.equal(where, "train.py:41 in step   loss.backward()");
+  assert.equal(where, "train.py, line 41, in step   loss.backward()");
   assert.equal(took, "took 800 µs · waited 600 µs for rank 1");
   assert.match(store.describe(store.rows.get(1).list[0], 1000).at(-1), /last to arrive, 600 µs after the first/);
 });
@@ -118,7 +118,7 @@ test("the time for which a rank was held is no time of the collective", () => {
 
 test("a pause at a line is held time of its rank, among its collectives", () => {
   const AT_LINE = 6;
-  const PAUSE = ["line 7", "", "", 0, "", "", [], 0, "", -1, "cell 3:7", "x = 1", "breakpoint()", 1];
+  const PAUSE = ["line 7", "", "", 0, "", "", [], 0, "", -1, "cell 3, line 7", "x = 1", "breakpoint()", 1];
   const store = filled([[0, 0, 0, 0, 1e6, 1.1e6, DONE, 0], [0, 1, 0, 1, 9e6, 9.1e6, DONE, 0], [0, -5, 1, 1, 2e6, 0, PAUSED, 0]]);
   store.take(message([], { first_kind: 1, kinds: [PAUSE] }));
   const pause = store.rows.get(0).list[1];
@@ -126,7 +126,7 @@ test("a pause at a line is held time of its rank, among its collectives", () => 
   assert.equal(store.pending, 1);
   store.take(message([[0, -5, 1, 1, 2e6, 8e6, AT_LINE, 0]], { first_kind: 2, kinds: [] }));
   assert.equal(store.pending, 0);
-  assert.deepEqual(store.describe(pause, 20e6), ["rank 0 · line 7 · paused · #1", "breakpoint()", "cell 3:7   x = 1", "paused for 6 s"]);
+  assert.deepEqual(store.describe(pause, 20e6), ["rank 0 · line 7 · paused · #1", "breakpoint()", "cell 3, line 7   x = 1", "paused for 6 s"]);
   assert.equal(store.collectives.size, 2, "it is none of the collectives");
 });
 

@@ -10,8 +10,8 @@ const source = files.map((name) => readFileSync(new URL(name, folder))).join("\n
 const board = await import(`data:text/javascript;base64,${Buffer.from(source).toString("base64")}`);
 
 test("a line of a cell is known by its name, one of a file is not a cell's", () => {
-  assert.deepEqual(board.siteOf("cell 5:4 in step"), { cell: 5, line: 4 });
-  assert.equal(board.siteOf("train.py:41 in step"), null);
+  assert.deepEqual(board.siteOf("cell 5, line 4, in step"), { cell: 5, line: 4 });
+  assert.equal(board.siteOf("train.py, line 41, in step"), null);
 });
 
 test("neighbours with the same value are one cell of the table", () => {

@@ -74,7 +74,7 @@ def test_ranks_that_run_are_asked(shell: Any, monkeypatch: pytest.MonkeyPatch) -
     assert report.world_size == 3
     assert checks_of(report)["versions on ranks"] == (
         Verdict.FAILURE,
-        "torch: rank 2 has 2.6.0, ranks 0-1 have 2.13.0",
+        "torch: rank 2 has 2.6.0, ranks 0 and 1 have 2.13.0",
     )
 
 

@@ -48,7 +48,7 @@ def test_a_verb_with_a_typo_is_answered_with_the_one_that_was_meant(cell: str, h
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (CellFailed("ranks 1-2 raised", (1, 2)), "%%ddp --ranks 2\n%debug"),
+        (CellFailed("ranks 1 and 2 raised", (1, 2)), "%%ddp --ranks 2\n%debug"),
         (CellFailed("rank 1 died", (1,)), "the ranks that failed have ended"),
         (Stuck("ranks wait", Diagnosis()), "%ddp_where --locals"),
         (UsageMistake("There is no rank 9."), "There is no rank 9."),
@@ -108,7 +108,7 @@ def test_a_verb_above_the_last_line_or_in_a_loop_shows_its_value(
     assert shown("for _ in range(3):\n    %ddp_why\n%ddp_why").count("No problem found") == 4
     assert "verified" not in shown("board = %ddp_status\ntype(board)")
     assert shown("%ddp_why -h\nx = 1").count("Usage") == shown("%ddp_why -h").count("Usage")
-    assert shown("%ddp_push shown\nx = 2").strip() == "shown → ranks 0-1"
+    assert shown("%ddp_push shown\nx = 2").strip() == "shown → ranks 0 and 1"
 
 
 @pytest.mark.parametrize(

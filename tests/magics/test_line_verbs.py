@@ -41,7 +41,7 @@ def test_python_text_reaches_the_ranks_as_it_was_typed(ranks_up: Any, capsys: Ca
     """Quotes and braces; the notebook's own variables are not put into it."""
     ranks_up.user_ns["i"] = ranks_up.user_ns["rank"] = "the notebook's"
     shown(ranks_up, capsys, STOPS)
-    assert "ranks 0-1" in shown(ranks_up, capsys, '%ddp_print config["lr"]')
+    assert "ranks 0 and 1" in shown(ranks_up, capsys, '%ddp_print config["lr"]')
     assert "'rank 0'" in shown(ranks_up, capsys, "%ddp_print f'rank {rank}'")
     assert "{'a': 0}" in shown(ranks_up, capsys, "%ddp_print {'a': rank}")
     set_ = shown(ranks_up, capsys, '%ddp_set config["name"] = "x  y" --ranks 1')
@@ -107,7 +107,8 @@ IN = {
     "running": (
         "%%ddp --detach\nx = 5\nwhile True:\n    x = 5",
         {
-            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they wait for: ",
+            "%ddp_step": " "
+            "is not over on ranks 0 and 1, and no rank is paused. What they wait for: ",
             "%ddp_step --out": NONE_PAUSED,
             "%ddp_frame": NO_CODE,
             "%ddp_print x": RUNS,
@@ -143,7 +144,7 @@ IN = {
             "%ddp_step --into": NONE_PAUSED,
             "%ddp_frame 2": "There is no frame 2: they are 0 (innermost) to 1",
             "%ddp_print m": "raised NameError: name 'm' is not defined",
-            "%ddp_print n --up 5": "ranks 0-1: it has 2 frames of yours, none 5 up",
+            "%ddp_print n --up 5": "ranks 0 and 1: it has 2 frames of yours, none 5 up",
         },
     ),
 }

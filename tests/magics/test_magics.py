@@ -75,7 +75,7 @@ def test_a_cell_shows_equal_output_once(shell: Any, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert shown == "── rank 0 ──\nhello\n0\n── rank 1 ──\nhello\n1\n"
     assert shell.run_cell("%%ddp\nprint('hello')").success
-    assert capsys.readouterr().out == "── ranks 0-1 ──\nhello\n"
+    assert capsys.readouterr().out == "── ranks 0 and 1 ──\nhello\n"
 
 
 def test_a_traceback_has_the_number_of_the_notebooks_own_prompt(

@@ -66,7 +66,7 @@ def test_tab_and_shift_tab_and_questions_know_the_variables_of_the_ranks() -> No
         # obj?
         shown = strip_ansi(kernel.run_well("%%ddp\nnet?").text)
         assert "A net of two layers." in shown
-        assert "── ranks 0-1 ──" in shown, "equal answers are shown once"
+        assert "── ranks 0 and 1 ──" in shown, "equal answers are shown once"
         assert "def scale_by" in strip_ansi(kernel.run_well("%%ddp --ranks 0\nnet.scale_by??").text)
         # No property was evaluated, and nothing waits for busy ranks.
         assert "[]" in kernel.run_well("%%ddp --ranks 0\ntouched").text

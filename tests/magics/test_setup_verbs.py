@@ -241,7 +241,7 @@ def test_a_script_that_leaves_or_raises_is_shown_with_its_own_lines(
     assert f'File "{script.with_name("boom.py")}", line 8, in <module>\n    half(8)\n' in text
     assert 'boom.py", line 5, in half\n    return n / (2 - int(os.environ' in text
     assert text.endswith(
-        "CellFailed: rank 2 raised ZeroDivisionError (boom.py, line 5); ranks 0-1 finished."
+        "CellFailed: rank 2 raised ZeroDivisionError (boom.py, line 5); ranks 0 and 1 finished."
     )
     script.with_name("fine.py").write_text("import sys\n\nsys.exit(0)\n")
     assert well(ranks_up, capsys, "%ddp_run fine.py")[1] == ""

@@ -89,7 +89,7 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
     shown = updates(kernel, region, "has finished")
     assert "after the gate" in shown
     reply = kernel.run_well("result = %ddp_wait\nprint('pending', result.pending)")
-    assert "── ranks 0-1 ──\nbegun\nafter the gate\npending ()" in reply.text
+    assert "── ranks 0 and 1 ──\nbegun\nafter the gate\npending ()" in reply.text
 
 
 def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
@@ -140,7 +140,7 @@ def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
     kernel.manager.interrupt_kernel()
     reply = kernel.finish(message)
     assert reply.ename == "CellInterrupted"
-    assert "ranks 0-1 stopped" in reply.evalue
+    assert "ranks 0 and 1 stopped" in reply.evalue
     kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)")
 
 
@@ -155,8 +155,8 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
     assert isinstance(result, CellResult)
     assert result.pending == (0, 1)
     shown = capsys.readouterr().out
-    assert shown.startswith("── ranks 0-1 ──\nbegun\n"), shown
-    assert "is still running on ranks 0-1. Continue to wait: %ddp_wait." in shown
+    assert shown.startswith("── ranks 0 and 1 ──\nbegun\n"), shown
+    assert "is still running on ranks 0 and 1. Continue to wait: %ddp_wait." in shown
     assert shell.run_cell("%ddp_output --ranks 1").success
     assert capsys.readouterr().out == "── rank 1 ──\nbegun\n"
     gate.touch()
@@ -233,7 +233,7 @@ def test_a_script_is_held_stepped_and_detached(
     assert "job.py is running on ranks 0-1 in the background." in capsys.readouterr().out
     assert shell.run_cell("%ddp_wait").success
     shown = capsys.readouterr().out
-    assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")
+    assert shown.startswith("── ranks 0 and 1 ──\npast the barrier ['--epochs', '2']\n")
     assert shown.count("past the barrier") == 1
     assert shell.run_cell("%ddp_wait").success  # as after %ddp_wait --timeout that saw its end
     assert "job.py is over. Its result again:\n" in capsys.readouterr().out

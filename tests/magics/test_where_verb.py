@@ -54,7 +54,7 @@ def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(shell2: Any, capsy
     shown_by(shell2, capsys, "%%ddp\npass")
     result, shown = shown_by(shell2, capsys, "%ddp_where")
     assert isinstance(result.result, StackTree)
-    assert shown.endswith("ranks 0-1  idle")
+    assert shown.endswith("ranks 0 and 1  idle")
     result, shown = shown_by(shell2, capsys, "%ddp_where --ranks 1 --locals --json")
     assert result.result is None
     assert codec.decode(StackTree, json.loads(shown)).ranks == (1,)

@@ -197,7 +197,10 @@ def test_wrong_calls_with_ranks_lose_nothing(
                 "UsageError: the following arguments are required: names. "
                 "For example: %ddp_push batch",
             ),
-            ("%ddp_pull nothing", "UsageError: nothing cannot be pulled (ranks 0-1: there is no"),
+            (
+                "%ddp_pull nothing",
+                "UsageError: nothing cannot be pulled (ranks 0 and 1: there is no",
+            ),
             ("%ddp_bench --max 1X", "UsageError: "),
             ("%ddp_restart --ranks 5", "UsageError: Rank 5 does not exist: world size is 2"),
             ("%ddp_mesh --ranks 5", "UsageError: Rank 5 does not exist: world size is 2"),

@@ -176,7 +176,7 @@ def job(collectives: int = 2) -> SavedRun:
         for rank in range(2)
     }
     of[0] = (*of[0], collective(0, collectives - 1, 1900, None))
-    waiting = RankReport(0, Activity.WAITING, "collective", "train.py:12", path=of[0][0].path)
+    waiting = RankReport(0, Activity.WAITING, "collective", "train.py, line 12", path=of[0][0].path)
     failed = report(1, Activity.FAILED, error_type="ValueError", error_text="ValueError: no")
     case = Case((waiting, failed), collectives=Collectives(of, {"default": (0, 1)}, {0: 0}))
     end = tuple(

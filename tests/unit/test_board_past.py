@@ -42,8 +42,8 @@ def a_session(states: tuple[RankState, ...], run: CellRun | None) -> SimpleNames
 def test_a_moment_has_what_was_found_then_and_not_what_was_found_later() -> None:
     past = Past()
     past.note(Moment(10, [], []))
-    past.note(Moment(20, ["a hang"], ["cell 3:4"]))
-    past.note(Moment(25, ["a hang"], ["cell 3:4"]))  # the same: it was found at 20
+    past.note(Moment(20, ["a hang"], ["cell 3, line 4"]))
+    past.note(Moment(25, ["a hang"], ["cell 3, line 4"]))  # the same: it was found at 20
     past.note(Moment(40, [], []))
     found = {at: list(past.found_at(at).findings) for at in (5, 15, 20, 39, 41)}
     assert found == {5: [], 15: [], 20: ["a hang"], 39: ["a hang"], 41: []}

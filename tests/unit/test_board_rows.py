@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     CellFinished,
     Collective,
     Collectives,
+    Decision,
     Diagnosis,
     Finding,
     LineStopped,
@@ -84,7 +85,9 @@ def test_who_waits_is_shown_with_whom_it_waits_for_and_since_when() -> None:
     assert [row.role for row in drawn] == [Role.WAITING, Role.WAITING, Role.RUNNING, Role.WAITING]
     assert [row.waits_for for row in drawn] == [(2,), (2,), (), (2,)]
     assert drawn[0].since_ns == 5 * S
-    assert "all_reduce of float32 [4]" in drawn[0].text and "cell 3:6 in step" in drawn[0].text
+    assert (
+        "all_reduce of float32 [4]" in drawn[0].text and "cell 3, line 6, in step" in drawn[0].text
+    )
 
 
 def test_ranks_in_the_same_place_share_a_row_from_eight_on() -> None:
@@ -129,9 +132,9 @@ def test_the_headline_over_a_finding_calls_no_rank_ready_or_running_that_waits()
         pending=(0, 1, 3),
         members=(0, 1, 2, 3),
     )
-    assert board_of(stuck).headline.endswith("rank 2 finished; ranks 0-1,3 running")
+    assert board_of(stuck).headline.endswith("rank 2 finished; ranks 0, 1 and 3 running")
     found = replace(stuck, diagnosis=blames(2, waiting=(0, 1, 3)))
-    assert board_of(found).headline.endswith("rank 2 finished; ranks 0-1,3 waiting")
+    assert board_of(found).headline.endswith("rank 2 finished; ranks 0, 1 and 3 waiting")
 
 
 def test_a_rank_that_raised_has_its_error_beside_the_word_for_it() -> None:
@@ -166,7 +169,7 @@ def test_a_rank_at_a_line_is_paused_there_and_can_be_stepped() -> None:
     row = board.rows[2]
     assert (row.role, row.since_ns) == (Role.PAUSED, 7 * S)
     assert row.text == "cell 3, line 4, in f: x = 1 (breakpoint 1)"
-    assert board.headline.endswith("ranks 0-1,3 running; rank 2 paused")
+    assert board.headline.endswith("ranks 0, 1 and 3 running; rank 2 paused")
     made = {each.name: each for each in model.actions(board.rows, True, True, at_lines=True)}
     lines = ("continue", "step", "into", "out")
     assert [made[name].magic for name in lines if not made[name].why_not] == [
@@ -177,8 +180,8 @@ def test_a_rank_at_a_line_is_paused_there_and_can_be_stepped() -> None:
 def test_the_lines_where_ranks_are_come_with_those_around_them() -> None:
     source = "\n".join(f"line {n}" for n in range(1, 12))
     (one,) = pending_locations(facts(sources={"cell 3": source}))
-    assert (one.ranks, one.call_site, one.line) == ((0, 1, 3), "cell 3:6 in step", 6)
-    assert one.callers == ("cell 3:9",)
+    assert (one.ranks, one.call_site, one.line) == ((0, 1, 3), "cell 3, line 6, in step", 6)
+    assert one.callers == ("cell 3, line 9",)
     assert one.lines == tuple((n, f"line {n}") for n in range(4, 9))
 
 
@@ -236,7 +239,7 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
     assert model.findings_json(None) == []
 
 
-def test_a_finding_has_both_sides_with_their_code() -> None:
+def test_a_finding_has_a_column_for_each_group_of_ranks_with_its_code() -> None:
     code = "if rank == 0:\n    dist.barrier()\ndist.all_reduce(x)"
     finding = Finding(
         Category.CONDITIONAL_COLLECTIVE,
@@ -244,15 +247,27 @@ def test_a_finding_has_both_sides_with_their_code() -> None:
         "rank 0 alone calls barrier",
         "Move it.",
         sides=(
-            Side((0,), "barrier", "", Place("cell 3", 2)),
-            Side((1, 2), "all_reduce", "float32 [1]", Place("cell 3", 3)),
+            Side((1, 2), "all_reduce", "float32 [1]", Place("cell 3", 3), state="wait"),
+            Side((0,), "barrier", "", Place("cell 3", 2), state="waits"),
         ),
-    )
-    (made,) = model.findings_json(Diagnosis((finding,), None, 3), {"cell 3": code})
-    first, second = made["sides"]
-    assert (first["ranks"], first["call"], first["site"]) == ("0", "barrier", "cell 3:2")
-    assert second["ranks"] == "1-2" and second["tensor"] == "float32 [1]"
-    assert [second["line"], "dist.all_reduce(x)"] in second["lines"]
+        decides=Decision(Place("cell 3", 1), "only rank 0 enters"),
+    ).with_code({"cell 3": code})
+    (made,) = model.findings_json(Diagnosis((finding,), None, 3))
+    assert made["columns"] == [
+        {
+            "who": "rank 0",
+            "site": "cell 3, line 2",
+            "lines": [
+                [1, "if rank == 0:", "decides", "only rank 0 enters"],
+                [2, "    dist.barrier()", "at", "waits here"],
+            ],
+        },
+        {
+            "who": "ranks 1 and 2",
+            "site": "cell 3, line 3",
+            "lines": [[3, "dist.all_reduce(x)", "at", "wait here"]],
+        },
+    ]
 
 
 def buttons(*states: RankState, in_run: bool = False) -> dict[str, model.Action]:
@@ -381,7 +396,7 @@ def test_the_code_box_marks_the_line_that_raised_and_not_where_the_innocent_wait
         raised=raised,
     )
     (location,) = pending_locations(facts)
-    assert (location.ranks, location.line, location.callers) == ((1,), 3, ("cell 3:7",))
+    assert (location.ranks, location.line, location.callers) == ((1,), 3, ("cell 3, line 7",))
     (without,) = pending_locations(replace(facts, diagnosis=None))
     assert (without.ranks, without.line) == ((0,), 9)
 

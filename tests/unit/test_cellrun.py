@@ -66,10 +66,10 @@ def test_equal_errors_are_told_once() -> None:
     same = {"ename": "ValueError", "evalue": "bad\nmore", "line": 3}
     run.take([finished(0), finished(1, "error", **same), finished(2, "error", **same)])
     error = run.result().error
-    assert str(error) == "ranks 1-2 raised ValueError: bad (cell line 3); rank 0 finished."
+    assert str(error) == "ranks 1 and 2 raised ValueError: bad (cell line 3); rank 0 finished."
     assert isinstance(error, CellFailed)
     error.shown = True  # the tracebacks stand above
-    brief = "CellFailed: ranks 1-2 raised ValueError (cell line 3); rank 0 finished."
+    brief = "CellFailed: ranks 1 and 2 raised ValueError (cell line 3); rank 0 finished."
     assert error._render_traceback_() == [brief]
 
 
@@ -81,7 +81,7 @@ def test_a_lost_peer_is_told_once_though_its_port_differs() -> None:
     ]
     run.take([finished(2), *(finished(rank, "error", **end) for rank, end in ends)])
     assert str(run.result().error) == (
-        "ranks 0-1 raised RuntimeError: [/a/gloo/tcp/pair.cc:553] Connection closed by peer "
+        "ranks 0 and 1 raised RuntimeError: [/a/gloo/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]. GLHF; rank 2 finished."
     )
 

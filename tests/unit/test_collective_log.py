@@ -78,7 +78,7 @@ def test_a_record_is_read_as_it_was_written(shape: list[int], phase: Phase) -> N
     assert (record.rank, record.number, record.operation) == (2, 0, "send")
     assert (record.shape, record.phase) == (tuple(shape[: collective_log.DIMENSIONS]), phase)
     assert (record.root, record.peer, record.tag) == (None, 3, -5)
-    assert str(record.place) == "train.py:41 in step"
+    assert str(record.place) == "train.py, line 41, in step"
     assert found.groups == {"default": (0, 1, 2, 3)}
 
 

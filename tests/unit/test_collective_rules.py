@@ -609,7 +609,7 @@ def test_a_turn_that_an_except_passes_over_is_no_lack_of_batches(
     for case in (past, ended):
         finding = the_one(case, code)
         assert (finding.category, finding.ranks) == (category, (1,))
-        assert (f"train.py:9: except {error}:" in finding.evidence) == (category[0] == "d")
+        assert (f"train.py, line 9: except {error}:" in finding.evidence) == (category[0] == "d")
 
 
 CLOSURE = """
@@ -748,7 +748,7 @@ def test_who_left_early_is_shown_the_except_that_may_have_let_it_go(then: str) -
     case = play({0: [reduce, wait], 1: [reduce]})
     finding = the_one(case, {"train.py": GIVES_UP.format(then=then)})
     assert (finding.category, finding.ranks) == ("early-exit", (1,))
-    line = "train.py:6 in run: except ValueError as error:"
+    line = "train.py, line 6, in run: except ValueError as error:"
     assert (line in finding.evidence) == (then != "raise")
 
 
@@ -771,7 +771,7 @@ def test_a_call_that_an_except_leaves_before_its_reduction_is_no_lack_of_batches
     case = play(same(3, [*[step] * 5, end], r1=[*[step] * 4, end]))
     finding = the_one(case, {"train.py": SKIPS})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "train.py:5 in one: except OSError as error:" in finding.evidence
+    assert "train.py, line 5, in one: except OSError as error:" in finding.evidence
 
 
 ENDS = """

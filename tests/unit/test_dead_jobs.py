@@ -164,7 +164,7 @@ def test_who_raised_first_is_told_from_who_lost_its_connection(tmp_path: Path) -
     (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))
-    assert "ValueError: no rows left at train.py:5" in finding.cause
+    assert "ValueError: no rows left at train.py, line 5" in finding.cause
 
 
 def test_an_error_that_was_caught_and_logged_is_none(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path)
     (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("early-exit", (1,))
-    assert finding.waiting == (0, 2) and "train.py:8" in finding.evidence[0]
+    assert finding.waiting == (0, 2) and "train.py, line 8" in finding.evidence[0]
 
     # Of two that ended it is not known which one left the others alone.
     log.write_text(lost(2, trains, 8, "all_reduce", CLOSED) + summary((2, 1)))
@@ -604,7 +604,7 @@ train.py: error: the following arguments are required: --lr
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        (UNREADABLE, "raised SyntaxError: expected ':' at train.py:3"),
+        (UNREADABLE, "raised SyntaxError: expected ':' at train.py, line 3"),
         (REFUSED, "raised SystemExit: train.py: error: the following arguments are required"),
     ],
     ids=["not compiled", "arguments refused"],

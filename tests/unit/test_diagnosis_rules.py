@@ -153,7 +153,7 @@ def test_all_ranks_that_expect_too_many_share_the_mistake() -> None:
 def test_who_never_came_is_missing_only_when_it_is_done() -> None:
     idle = RankReport(1, Activity.IDLE)
     assert blamed(diagnose(waiting(0, "store"), idle)) == [(Category.MISSING_RANK, (1,))]
-    busy = RankReport(1, Activity.BUSY, doing="train.py:12")
+    busy = RankReport(1, Activity.BUSY, doing="train.py, line 12")
     found = diagnose(waiting(0, "store"), busy)
     assert blamed(found) == []
     assert found.findings[0].category is Category.STRAGGLER
@@ -193,9 +193,9 @@ def test_a_file_of_an_earlier_run_is_known_by_addresses_that_are_there_twice() -
 
 
 def test_two_ranks_that_wait_for_a_file_and_for_each_other_are_stuck() -> None:
-    poller = report(1, Activity.BUSY, doing="prepare.py:9", polls_for="/data/ready")
+    poller = report(1, Activity.BUSY, doing="prepare.py, line 9", polls_for="/data/ready")
     assert blamed(diagnose(waiting(0), poller)) == [(Category.FILESYSTEM, (1,))]
-    writer = RankReport(2, Activity.BUSY, doing="download.py:3")
+    writer = RankReport(2, Activity.BUSY, doing="download.py, line 3")
     assert blamed(diagnose(waiting(0), poller, writer)) == []
 
 
@@ -226,7 +226,7 @@ phases = st.sampled_from(
         lambda r: waiting(r, "rendezvous"),
         lambda r: waiting(r, "process-group", runnable=True),
         lambda r: RankReport(r, Activity.BUSY, doing="about to begin"),
-        lambda r: RankReport(r, Activity.BUSY, doing="train.py:3"),
+        lambda r: RankReport(r, Activity.BUSY, doing="train.py, line 3"),
         lambda r: RankReport(
             r, Activity.IDLE, entered=1, left=1, initialized=True, arguments=arguments(r)
         ),
@@ -271,7 +271,7 @@ def test_who_calls_only_when_the_others_timeout_is_over_came_too_late() -> None:
     found = diagnose(first, late)
     assert blamed(found) == [(Category.STRAGGLER, (1,))]
     assert "after rank 0 had given up (4 s)" in found.findings[0].cause
-    busy = RankReport(1, Activity.BUSY, doing="train.py:12")
+    busy = RankReport(1, Activity.BUSY, doing="train.py, line 12")
     assert blamed(diagnose(first, busy)) == [(Category.STRAGGLER, (1,))]
 
 

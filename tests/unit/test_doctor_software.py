@@ -112,8 +112,12 @@ def test_a_rank_with_another_number_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("own", "verdict", "found"),
     [
-        ({"MASTER_PORT": "1"}, FAILURE, "MASTER_PORT: rank 2 has 1, ranks 0-1 have none"),
-        ({"NCCL_P2P_DISABLE": "1"}, WARNING, "NCCL_P2P_DISABLE: rank 2 has 1, ranks 0-1 have none"),
+        ({"MASTER_PORT": "1"}, FAILURE, "MASTER_PORT: rank 2 has 1, ranks 0 and 1 have none"),
+        (
+            {"NCCL_P2P_DISABLE": "1"},
+            WARNING,
+            "NCCL_P2P_DISABLE: rank 2 has 1, ranks 0 and 1 have none",
+        ),
         ({"CUDA_VISIBLE_DEVICES": "2", "LOCAL_RANK": "2"}, OK, "ranks 0-2: all the same"),
     ],
 )

@@ -36,7 +36,7 @@ def test_ranks_that_raised_the_same_on_the_same_line_are_one_finding() -> None:
     assert (same.category, same.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 2))
     assert same.cause == "Ranks 0,2 raised KeyError: 'key7' at utils.py:3 in load"
     assert same.evidence == (
-        "ranks 0,2: train.py:9 in main → utils.py:3 in load: return x['key7']",
+        "ranks 0 and 2: train.py, line 9, in main → utils.py, line 3, in load: return x['key7']",
     )
     assert other.ranks == (1,)
 
@@ -50,7 +50,7 @@ def test_a_closed_connection_is_the_word_of_the_rank_that_was_left() -> None:
     gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
     (finding,) = failures.raised([end(0, gone), end(1, outcome="ok")], (0, 1))
     assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
-    assert finding.waiting == (0,) and "utils.py:3" in finding.evidence[0]
+    assert finding.waiting == (0,) and "utils.py, line 3" in finding.evidence[0]
     several = [end(0, gone), end(1, outcome="ok"), end(2, outcome="ok")]
     (finding,) = failures.raised(several, (0, 1, 2))
     assert (finding.category, finding.ranks) == (Category.UNDECIDED, ())
@@ -74,7 +74,7 @@ def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> N
     (empty,) = failures.raised([end(0, "")], (0, 1))
     assert empty.cause == "Rank 0 raised KeyError at utils.py:3 in load"
     (huge,) = failures.raised([end(0, "y" * 10_000)], (0, 1))
-    assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py:3 in load")
+    assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py, line 3, in load")
 
 
 def test_a_group_that_was_destroyed_is_made_again() -> None:
@@ -152,7 +152,7 @@ def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
 
 
 def waits(rank: int, **fields: object) -> RankReport:
-    return report(rank, Activity.WAITING, inside="store", doing="init (a.py:3)", **fields)
+    return report(rank, Activity.WAITING, inside="store", doing="init (a.py, line 3)", **fields)
 
 
 def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:

@@ -85,7 +85,7 @@ def test_folding_in_two_parts_is_folding_at_once(cut: int) -> None:
 
 def test_a_killed_rank_is_dead_whatever_is_heard_from_it_afterwards() -> None:
     killed = RankExited(rank=0, pid=100, exit_code=-9, last_words="step 7\n")
-    late = Pulse(rank=0, doing="train.py:3")
+    late = Pulse(rank=0, doing="train.py, line 3")
     state = fold(session(1), [*life(0), killed, late]).ranks[0]
     assert state.status is Status.DEAD
     assert describe(state) == "killed by SIGKILL · last words: step 7"
@@ -179,5 +179,5 @@ def test_what_a_process_goes_on_without_is_said_once_for_all_its_ranks() -> None
     text = "Collectives are not recorded: no room in /tmp."
     limited = [Limited(rank=rank, text=text) for rank in (0, 0, 1)]
     snapshot = fold(session(3), [*life(0), *life(1), *life(2), *limited])
-    assert notes(snapshot) == (f"Ranks 0-1: {text}",)
+    assert notes(snapshot) == (f"Ranks 0 and 1: {text}",)
     assert not fold(snapshot, [RankSpawned(rank=0, pid=7, device="cpu")]).ranks[0].limits

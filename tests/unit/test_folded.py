@@ -43,4 +43,4 @@ def test_stdout_and_stderr_in_turns_fold_as_one_text_and_figures_stay_apart() ->
     shown = output.bundle((1, 2), pieces[0])
     found = [int(n) for n in re.findall(r"line (\d+)\n", shown["text/html"])]
     assert found == list(range(200))
-    assert "182 more lines of ranks 1-2" in shown["text/html"]
+    assert "182 more lines of ranks 1 and 2" in shown["text/html"]

@@ -29,8 +29,8 @@ FRAMES = (
 
 def test_frames_are_in_the_order_of_a_traceback_numbered_and_the_chosen_one_is_marked() -> None:
     assert frames_text((0, 2, 3), FRAMES, 1) == (
-        "ranks 0,2-3:",
-        "→  1  train.py:7: inner(2)",
+        "ranks 0, 2 and 3:",
+        "→  1  train.py, line 7: inner(2)",
         "   0  cell 3, line 4, in inner: y = x",
     )
     assert frames_text((1,), (), 0, "does not answer") == ("rank 1: does not answer",)

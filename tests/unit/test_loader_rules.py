@@ -16,7 +16,7 @@ LOCKED = Worker(71, due=True, forked=True, still_s=2.0, locked=True, place=AT)
 
 
 def loading(*workers: Worker) -> RankReport:
-    return with_facts(BUSY, doing="train.py:3", workers=workers)
+    return with_facts(BUSY, doing="train.py, line 3", workers=workers)
 
 
 def waits_for(of: RankReport) -> Case:
@@ -39,7 +39,7 @@ def test_a_worker_that_waits_for_a_lock_for_ever_is_the_cause() -> None:
     assert finding.evidence[0].startswith("Rank 1, worker 71: ")
     assert "forked" in finding.evidence[-1]
     assert "num_workers=0" in finding.remedy and "spawn" in finding.remedy
-    assert "data.py:14 in __getitem__: with lock:" in finding.evidence
+    assert "data.py, line 14, in __getitem__: with lock:" in finding.evidence
     assert stuck(case, diagnose_run(case))
 
 
@@ -85,6 +85,6 @@ def test_a_worker_that_was_not_forked_is_not_said_to_be() -> None:
 
 def test_workers_are_told_apart_from_a_rank_that_only_computes() -> None:
     said = diagnose_run(waits_for(loading(LOCKED))).doing
-    assert said is not None and said[1] == "waits for a batch of its DataLoader (train.py:3)"
+    assert said is not None and said[1] == "waits for a batch of its DataLoader (train.py, line 3)"
     assert codec.decode(RankReport, codec.encode(loading(LOCKED))) == loading(LOCKED)
     assert loading().activity is Activity.BUSY

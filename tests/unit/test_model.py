@@ -68,7 +68,7 @@ def test_a_wrong_rank_set_says_what_to_write(text: str, message: str) -> None:
 
 def test_ranks_are_named_in_a_sentence() -> None:
     assert name_ranks((1,)) == "rank 1"
-    assert name_ranks((0, 1, 3)) == "ranks 0-1,3"
+    assert name_ranks((0, 1, 3)) == "ranks 0, 1 and 3"
 
 
 def _values(annotation: str) -> st.SearchStrategy[Any]:

@@ -118,7 +118,7 @@ _EVENTS = [
     CellStarted(rank=0, cell=1, number=1, seq=4),
     Output(rank=0, cell=1, what=OutputKind.STDOUT, text="hello\n", data={"text/plain": "x"}, seq=5),
     Progress(rank=0, task="bench", done=1, total=2, value={"time": 1.0}, seq=6),
-    Pulse(rank=0, doing="cell 1:2", cell=1, seq=7),
+    Pulse(rank=0, doing="cell 1, line 2", cell=1, seq=7),
     CellFinished(rank=0, cell=1, outcome="error", ename="E", evalue="no", line=2, seq=8),
     StageFailed(rank=1, stage=Stage.VERIFIED, cause="no", remedy="yes", seq=1),
     RankExited(rank=1, pid=8, exit_code=-9, last_words="bye"),

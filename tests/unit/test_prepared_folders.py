@@ -268,7 +268,7 @@ def test_stacks_that_a_signal_had_written_say_where_the_main_thread_was(tmp_path
     report = prepared.case_of(job).ranks[0]
 
     assert [(p.file, p.line, p.text) for p in report.path] == [("train.py", 4, "time.sleep(3)")]
-    assert report.doing == "it was ended from outside, by a signal; it was at train.py:4"
+    assert report.doing == "it was ended from outside, by a signal; it was at train.py, line 4"
 
 
 @pytest.mark.parametrize("text", ["", "main thread 0x1\n", "Thread 0x\n  File", "\x00" * 99])
@@ -475,7 +475,7 @@ def test_of_an_ended_job_nothing_is_said_to_wait_still() -> None:
 
     unsure = prepared.why(records.jobs()[0]).diagnosis.unsure
 
-    assert unsure.startswith("Undecided: ranks 0-1 were ended from outside"), unsure
+    assert unsure.startswith("Undecided: ranks 0 and 1 were ended from outside"), unsure
     assert "so far" not in unsure
 
 

@@ -126,7 +126,7 @@ def test_an_interrupt_reaches_ranks_that_have_begun_and_once(setting: Setting) -
     setting.cluster.signalled = lambda rank, _: (finished(rank, "interrupted", line=2),)
     result = setting.see_through(lambda: True)
     assert isinstance(result.error, CellInterrupted)
-    assert "ranks 0-1 stopped at cell line 2" in str(result.error)
+    assert "ranks 0 and 1 stopped at cell line 2" in str(result.error)
     assert setting.cluster.signals == [(0, signal.SIGINT), (1, signal.SIGINT)]
     assert setting.run.state is RunState.ENDED
 
@@ -274,7 +274,7 @@ def test_ranks_that_cannot_be_reached_are_said_to_be_so_if_nothing_more_is_heard
     monkeypatch.setattr(running, "_CAUSE_KNOWN_WITHIN_S", 0.0)
     setting.cluster.unreachable = BOTH
     error = setting.see_through().error
-    assert str(error) == "ranks 0-1 did not run it: the process could not be reached."
+    assert str(error) == "ranks 0 and 1 did not run it: the process could not be reached."
 
 
 def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) -> None:

@@ -113,7 +113,7 @@ class Broken(CellRun):
 def test_ranks_are_claimed_until_they_have_finished_or_the_run_is_released(runs: Runs) -> None:
     first = runs.claim(0, 1)
     assert runs.claim(2).ranks == (2,)
-    with pytest.raises(UsageMistake, match="Ranks 0-1 are still in an earlier cell"):
+    with pytest.raises(UsageMistake, match="Ranks 0 and 1 are still in an earlier cell"):
         runs.claim(0, 1)
     runs.finish(first, 0)
     assert runs.claim(0).ranks == (0,)

@@ -202,7 +202,7 @@ def test_a_further_group_is_not_the_first() -> None:
 def test_who_waits_in_set_up_for_a_busy_rank_is_told_so() -> None:
     case = play({0: [backward()], 1: [backward()]})
     waits = RankReport(0, Activity.WAITING, "store", entered=2, left=1)
-    late = replace(BUSY, rank=1, doing="load (train.py:7)")
+    late = replace(BUSY, rank=1, doing="load (train.py, line 7)")
     findings = diagnose_run(replace(case, ranks=(waits, late))).findings
     assert [(f.category, f.ranks, f.passing) for f in findings] == [
         (Category.STRAGGLER, (1,), True)

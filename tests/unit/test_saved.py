@@ -267,7 +267,9 @@ def test_why_is_found_by_the_rules_and_not_read() -> None:
 
 
 def test_where_is_the_place_in_the_users_code() -> None:
-    assert {r: str(path[-1]) for r, path in Replay(job()).where().items()} == {0: "train.py:10"}
+    assert {r: str(path[-1]) for r, path in Replay(job()).where().items()} == {
+        0: "train.py, line 10"
+    }
 
 
 # --------------------------------------------------------------------------- writing

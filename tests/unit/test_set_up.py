@@ -160,4 +160,4 @@ def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:
 
     cluster.tells = runs
     error = session.run_cell("raise ValueError").error
-    assert str(error) == "ranks 0-1 raised ValueError (cell line 1)."
+    assert str(error) == "ranks 0 and 1 raised ValueError (cell line 1)."

@@ -405,7 +405,7 @@ def test_who_was_to_write_the_file_for_which_the_others_wait(
 ) -> None:
     at = (Place("train.py", 4, "", "while not marker.exists():"),)
     pollers = [
-        coming(rank, polls_for="/tmp/ready", path=at, doing="train.py:4", left=1, entered=1)
+        coming(rank, polls_for="/tmp/ready", path=at, doing="train.py, line 4", left=1, entered=1)
         for rank in (1, 2)
     ]
     case = Case((waiting(0, "collective"), *pollers), sources={"train.py": code})
@@ -416,7 +416,7 @@ def test_who_was_to_write_the_file_for_which_the_others_wait(
 def test_of_several_ranks_that_do_not_wait_for_a_file_none_is_known_to_have_to_write_it() -> None:
     """What the others wait for in a collective is the rank that waits for the file by itself."""
     at = (Place("train.py", 2, "", "while not marker.exists():"),)
-    poller = coming(0, polls_for="/tmp/ready", path=at, doing="train.py:2", left=1, entered=1)
+    poller = coming(0, polls_for="/tmp/ready", path=at, doing="train.py, line 2", left=1, entered=1)
     code = "if rank == 0:\n    while not marker.exists():\n        time.sleep(0.1)\n"
     others = (waiting(1, "collective"), waiting(2, "collective"))
     (finding,) = diagnose_setup(Case((poller, *others), sources={"train.py": code})).findings

@@ -368,15 +368,15 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
 @pytest.mark.parametrize(
     ("claims", "culprits", "said"),
     [
-        ((0, 1, 1), (2,), "launched as ranks 1-2 both have RANK=1; rank 2 is missing"),
-        ((0, 0, 2), (1,), "launched as ranks 0-1 both have RANK=0; rank 1 is missing"),
-        ((2, 1, 2), (0,), "launched as ranks 0,2 both have RANK=2; rank 0 is missing"),
+        ((0, 1, 1), (2,), "launched as ranks 1 and 2 both have RANK=1; rank 2 is missing"),
+        ((0, 0, 2), (1,), "launched as ranks 0 and 1 both have RANK=0; rank 1 is missing"),
+        ((2, 1, 2), (0,), "launched as ranks 0 and 2 both have RANK=2; rank 0 is missing"),
         (
             (0, 1, 0, 1),
             (2, 3),
             "ranks 0,2 both have RANK=0 and ranks 1,3 both have RANK=1; ranks 2-3 are missing",
         ),
-        ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1-2 are missing"),
+        ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1 and 2 are missing"),
     ],
 )
 def test_a_rank_that_is_claimed_twice_is_the_mistake_of_who_was_launched_as_another(

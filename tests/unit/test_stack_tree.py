@@ -173,9 +173,10 @@ def test_ranks_that_part_are_drawn_below_what_they_share() -> None:
     reduce = "waiting in all_reduce (torch.distributed)  train.py:41  step()  dist.all_reduce(x)"
     barrier = "waiting in barrier (torch.distributed)  train.py:47  step()  dist.barrier()"
     assert stacks.text(PARTED).split("\n") == [
-        "ranks 0-3  train.py:58          main()",
-        "│  train.py:44  main()  loss.backward()",
-        f"├─ ranks 0,2-3  {reduce}",
+        "ranks 0-3  train.py, line 58          main()",
+        "│  train.py, line 44  main()  loss.backward()",
+        "├─ ranks 0, 2 and 3  waits in all_reduce (torch.distributed)",
+        "│     train.py, line 41  step()  dist.all_reduce(x)",
         f"└─ rank 1  {barrier}",
     ]
 
@@ -247,8 +248,8 @@ def test_ranks_that_part_within_torch_are_told_apart_by_what_they_are_at() -> No
 def test_files_of_the_same_name_are_told_apart_by_their_folders() -> None:
     tree = merge([RankStack(0, BUSY, (MAIN, replace(LOSS, file="/lib/train.py")))], 1)
     shown = stacks.text(tree)
-    assert "job/train.py:58" in shown
-    assert "lib/train.py:44" in shown
+    assert "job/train.py, line 58" in shown
+    assert "lib/train.py, line 44" in shown
 
 
 @given(job_stacks())

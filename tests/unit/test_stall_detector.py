@@ -43,7 +43,7 @@ def waiting(rank: int, port: int = 1, **more: object) -> RankReport:
     return with_facts(made, **more)  # type: ignore[arg-type]
 
 
-def busy(rank: int, doing: str = "train.py:7") -> RankReport:
+def busy(rank: int, doing: str = "train.py, line 7") -> RankReport:
     return RankReport(rank, Activity.BUSY, doing=doing)
 
 
@@ -254,7 +254,7 @@ def test_where_none_of_those_that_others_wait_for_can_come_it_is_shown_within_se
 
 def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
     """A thread of torch's and the main one wait for each other: nobody else need wait."""
-    mute = report(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
+    mute = report(1, doing="train.py, line 7", process="sleeping", main_cpu_s=3.0)
     watch = Watch(idle(0), mute)
     diagnosis = watch.pass_s(UNDECIDED_AFTER_S + 5)
     assert said(diagnosis) == (Category.UNDECIDED, (1,))

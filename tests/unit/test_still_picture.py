@@ -165,7 +165,6 @@ def test_bars_stay_inside_whatever_the_times_are(made: list[tuple[int, int, Phas
             assert all(0 <= start <= end <= 1004 for start, end in spans(drawing, colour))
 
 
-SOURCES = {"cell 2": "if rank == 0:\n    dist.barrier()\ndist.all_reduce(x)"}
 HANG = Diagnosis(
     (
         Finding(
@@ -194,13 +193,13 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     )
     timeline = Timeline(0, 3)
     timeline.take(1, [collective(rank, 0, 10, 20) for rank in range(3)])
-    sides = model.findings_json(HANG, SOURCES)[0]["sides"]
-    html = still_picture.html(board(known), HANG, sides, timeline)
+    html = still_picture.html(board(known), HANG, timeline)
     places = [html.index(part) for part in (
         "Only rank 0 calls barrier",
-        "<b>rank 0</b> <code>barrier</code> at cell 2:2",
-        "▸   2     dist.barrier()",
-        "<b>ranks 1-2</b> <code>all_reduce</code> at cell 2:3 float32 [4]",
+        "rank 0</b>",
+        "dist.barrier()",
+        "ranks 1 and 2</b>",
+        "&lt;script&gt;",
         "Call it on all ranks.",
         "▶ running",
         "<svg",

@@ -37,7 +37,7 @@ def test_equal_stacks_are_one_class_whose_lines_can_be_gone_to() -> None:
     both, alone = tab_contents.stack_json(tree, {"cell 4": source})["classes"]
     assert (both["ranks"], alone["ranks"]) == ("0,2", "1")
     frame, library = both["frames"]
-    assert (frame["at"], frame["cell"], frame["line"]) == ("cell 4:3", 4, 3)
+    assert (frame["at"], frame["cell"], frame["line"]) == ("cell 4, line 3", 4, 3)
     assert frame["around"][2] == [3, "    dist.all_reduce(loss)"]
     assert library["library"] and library["around"] == []
 

@@ -158,7 +158,7 @@ def test_a_pause_at_a_line_is_time_that_the_rank_was_held_until_it_goes_on() -> 
     assert (page.kinds[kind][0], *page.kinds[kind][9:13]) == (
         "line 7",
         -1,
-        "cell 3:7",
+        "cell 3, line 7",
         "x = 1",
         "breakpoint()",
     )

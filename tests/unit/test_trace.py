@@ -101,7 +101,7 @@ def test_a_collective_says_what_it_was() -> None:
         "group": "default",
         "slot": 0,
         "number": 0,
-        "place": "train.py:10",
+        "place": "train.py, line 10",
         "line": "dist.all_reduce(x)",
     }
     assert last["args"]["unfinished"]
@@ -150,7 +150,7 @@ def test_a_pause_at_a_line_is_a_slice_inside_its_cell() -> None:
     assert (paused["name"], paused["dur"]) == ("line 3 (paused)", 300_000)
     assert paused["tid"] == cell["tid"]
     assert cell["ts"] < paused["ts"] < cell["ts"] + cell["dur"]
-    assert paused["args"] == {"place": "cell 2:3", "why": "breakpoint()"}
+    assert paused["args"] == {"place": "cell 2, line 3", "why": "breakpoint()"}
     assert [(each.began_ns, each.ended_ns) for each in saved.pauses] == [(1500 * MS, 1800 * MS)]
     assert not replace(saved, run=6).pauses
 

@@ -279,7 +279,7 @@ def test_each_group_is_named_by_its_ranks_and_the_board_comes_last() -> None:
     page = output.live(groups, drawn(row([0])), "12.4 s")
     texts = Page(page).texts
     assert texts[: texts.index("A headline")] == [
-        *("ranks 0-1,3", "epoch 1\n", "rank 2", "no", "rank 4", "no output yet", "12.4 s")
+        *("ranks 0, 1 and 3", "epoch 1\n", "rank 2", "no", "rank 4", "no output yet", "12.4 s")
     ]
     assert page.count("<style>") == 1
     assert re.search(r'<span class="ddp-stderr" style="background: rgba\([^"]*">no</span>', page)

@@ -107,11 +107,11 @@ def test_a_dead_rank_with_last_words_of_which_the_first_lines_are_shown() -> Non
     table = drawn(
         row([0, 1, 3], Status.RUNNING, doing="all_reduce (cell 7, line 12)"),
         row([2], Status.DEAD, doing=last_words, pid=5120, age_s=12.4),
-        headline="4 ranks, gloo: ranks 0-1,3 running; rank 2 dead",
+        headline="4 ranks, gloo: ranks 0, 1 and 3 running; rank 2 dead",
         notes=("Rank 2 can be brought back: %ddp_restart --ranks 2",),
     )
     assert table == dedent("""\
-        4 ranks, gloo: ranks 0-1,3 running; rank 2 dead
+        4 ranks, gloo: ranks 0, 1 and 3 running; rank 2 dead
 
         ranks  stage         state    doing                                                   device  pid   host     last seen
         ─────  ────────────  ───────  ──────────────────────────────────────────────────────  ──────  ────  ───────  ─────────
@@ -288,5 +288,5 @@ def test_an_open_progress_bar_leaves_no_carriage_return() -> None:
 
 
 def test_ranks_without_output_are_said_to_have_none() -> None:
-    assert output.outputs([OutputGroup((0, 1), ())]) == "── ranks 0-1 ──\n(no output)"
+    assert output.outputs([OutputGroup((0, 1), ())]) == "── ranks 0 and 1 ──\n(no output)"
     assert output.outputs([]) == ""

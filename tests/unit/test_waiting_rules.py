@@ -45,7 +45,7 @@ FOR_KEY = report(0, Activity.WAITING, "key", initialized=True, key="ready")
 
 
 def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -> None:
-    in_get = with_facts(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
+    in_get = with_facts(BUSY, doing="Queue.get (train.py, line 40)", still_s=12.0)
     case = play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: in_get})
     (late,) = diagnose_run(case).findings
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
@@ -56,7 +56,7 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
     assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
     assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
-        "ranks 0-1 have been in Queue.get (train.py:40) for 12 s, using no CPU time"
+        "ranks 0 and 1 have been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
     )
     in_setup = with_facts(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
@@ -65,18 +65,22 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
 
 def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:
     loader = ThreadError("loader", "KeyError", "'shard 3'", (Place("train.py", 6, "load"),))
-    waits = replace(BUSY, in_threads=(loader,), doing="train.py:9")
+    waits = replace(BUSY, in_threads=(loader,), doing="train.py, line 9")
     (late,) = diagnose_run(play({0: [all_reduce(10)], 1: []}, {1: waits})).findings
     assert late.passing and any("'loader' raised KeyError" in line for line in late.evidence)
     assert found(play({0: [], 1: []}, {1: replace(DONE, in_threads=(loader,))})) == []
 
 
 def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
-    waits = [with_facts(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
+    waits = [
+        with_facts(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py, line 8") for name in "ab"
+    ]
     case = play({0: [barrier(9)], 1: [], 2: []}, {1: waits[0], 2: waits[1]})
     finding = the_one(case)
     assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
-    assert "under 2 paths" in finding.cause and "rank 2: at train.py:8, for /tmp/b" in str(finding)
+    assert "under 2 paths" in finding.cause and "rank 2: at train.py, line 8, for /tmp/b" in str(
+        finding
+    )
 
 
 def test_a_process_that_the_users_interrupt_ended_is_no_finding_unless_others_wait_for_it() -> None:

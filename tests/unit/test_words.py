@@ -30,8 +30,8 @@ from ddp_notebook.testing import fake_run
     ("ranks", "cause", "sentence"),
     [
         ((2,), "rank 2 has skipped it", "Rank 2 has skipped it"),
-        ((0, 2), "ranks 0,2 have left", "Ranks 0,2 have left"),
-        ((0,), "ranks 0,2 have left", "Rank 0: ranks 0,2 have left"),
+        ((0, 2), "ranks 0 and 2 have left", "Ranks 0 and 2 have left"),
+        ((0,), "ranks 0 and 2 have left", "Rank 0: ranks 0 and 2 have left"),
         ((1,), "rank 12 waits", "Rank 1: rank 12 waits"),
         ((1,), "raised ValueError: x", "Rank 1 raised ValueError: x"),
         ((), "a file is there", "No rank in particular: a file is there"),

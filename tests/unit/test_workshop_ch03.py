@@ -12,17 +12,17 @@ from ddp_notebook.model import Category, Diagnosis, Finding
 
 def found(category: Category, ranks: tuple[int, ...], *, passing: bool = False) -> Diagnosis:
     """A diagnosis with one finding."""
-    cause = "WORLD_SIZE is 1 on rank 1, but 4 on ranks 0,2-3"
+    cause = "WORLD_SIZE is 1 on rank 1, but 4 on ranks 0, 2 and 3"
     return Diagnosis((Finding(category, ranks, cause, "", passing=passing),), {}, 4)
 
 
 WRONG_PORT = Diagnosis(
     (),
     {
-        0: "waits in store (init_process_group (alone.py:13))",
-        1: "waits in store (init_process_group (alone.py:13))",
-        2: "waits in process-group (init_process_group (alone.py:13))",
-        3: "waits in process-group (init_process_group (alone.py:13))",
+        0: "waits in store (init_process_group (alone.py, line 13))",
+        1: "waits in store (init_process_group (alone.py, line 13))",
+        2: "waits in process-group (init_process_group (alone.py, line 13))",
+        3: "waits in process-group (init_process_group (alone.py, line 13))",
     },
     4,
 )
@@ -56,7 +56,7 @@ def test_a_right_answer_passes(name: str, answer: Any) -> None:
         ("3.2", "0-1", "leave the cell that checks as it is"),
         ("3.2", ("0-1", HIDDEN), "no rank waits in the store"),
         ("3.2", ("1,2", WRONG_PORT), "rank 2 came further"),
-        ("3.2", ("all", WRONG_PORT), "ranks 2-3 came further"),
+        ("3.2", ("all", WRONG_PORT), "ranks 2 and 3 came further"),
         ("3.2", ("1", WRONG_PORT), "not all of them"),
         ("3.3", (1, "env-mismatch"), "expected a rank and a kind"),
         ("3.3", ((1, "gremlins"), HIDDEN), "not one of the choices"),

@@ -144,7 +144,7 @@ def test_without_a_step_it_is_said_that_none_was_made() -> None:
 def test_after_a_step_the_order_and_the_buckets_are_shown(known: Reduction, title: str) -> None:
     lines = reduction_lines({0: known, 1: known})
     assert lines[:3] == (
-        "Gradients became ready in this order (ranks 0-1 alike):",
+        "Gradients became ready in this order (ranks 0 and 1 alike):",
         "  1     b",
         "  2     w",
     )

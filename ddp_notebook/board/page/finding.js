@@ -1,4 +1,4 @@
-// The finding: what is wrong, both sides of it beside each other, the fix. The rest is folded.
+// The finding: what is wrong, the code of each group of ranks, the fix. The rest is folded.
 
 /** `act` runs a magic. What the user has unfolded stays so when findings change. */
 function drawFindings(element, findings, act) {
@@ -10,12 +10,12 @@ function drawFindings(element, findings, act) {
 }
 
 function findingBox(finding, others, act, slot) {
-  const sides = finding.sides ?? [];
+  const columns = finding.columns ?? [];
   return make(
     "section",
     { class: `ddpb-finding ddpb-${finding.passing ? "warn" : "bad"}` },
-    sentenceOf(finding, sides.length > 0),
-    sides.length > 0 && make("div", { class: "ddpb-sides" }, sides.slice(0, 2).map(sideBox)),
+    sentenceOf(finding, columns.length > 0),
+    columns.length > 0 && make("div", { class: "ddpb-sides" }, columns.slice(0, 2).map(columnBox)),
     remedyOf(finding, act),
     make(
       "details",
@@ -24,7 +24,7 @@ function findingBox(finding, others, act, slot) {
       make("div", {}, finding.sentence),
       finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
       make("code", { class: "ddpb-whole" }, finding.remedy),
-      sides.length > 2 && make("div", { class: "ddpb-sides" }, sides.slice(2).map(sideBox)),
+      columns.length > 2 && make("div", { class: "ddpb-sides" }, columns.slice(2).map(columnBox)),
       finding.evidence.length > 0 && make("ul", {}, finding.evidence.map((fact) => make("li", {}, fact))),
       others.map((other) => make("div", { class: `ddpb-further ddpb-${other.passing ? "warn" : "bad"}` }, sentenceOf(other), categoryOf(other), remedyOf(other, act))),
     ),
@@ -53,17 +53,12 @@ function remedyOf(finding, act) {
   );
 }
 
-/** What ranks called, and the line with those around it. */
-function sideBox({ ranks, call, tensor, site, lines, line }) {
-  return make(
-    "figure",
-    { class: "ddpb-side" },
-    make("figcaption", { title: [nameRanks(ranks), call, tensor, site].filter(Boolean).join(" · ") }, make("b", {}, `${nameRanks(ranks)} `), site && siteLink(site, lines.find(([number]) => number === line)?.[1]), ` ${call} ${tensor}`),
-    make("pre", {}, lines.filter(([number]) => Math.abs(number - line) < 2).map((each) => codeLine(each, line))),
-  );
+/** Where ranks are: the lines that are marked, each with what is said of it. */
+function columnBox({ who, site, lines }) {
+  const source = lines.find(([, , kind]) => kind === "at")?.[1];
+  return make("figure", { class: "ddpb-side" }, make("figcaption", { title: `${who} · ${site}` }, make("b", {}, `${who} `), siteLink(site, source)), make("pre", {}, lines.map(codeLine)));
 }
 
-function codeLine([number, text], line) {
-  const here = number === line;
-  return make("div", { class: here ? "ddpb-here" : "", title: text.trim() }, `${here ? "▸" : " "}${String(number).padStart(3)} ${text}`);
+function codeLine([number, text, kind, label]) {
+  return make("div", { class: kind && `ddpb-${kind}` }, `${String(number || "⋮").padStart(3)} ${text}`, label && make("i", {}, `  ◂ ${label}`));
 }

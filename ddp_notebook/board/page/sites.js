@@ -1,7 +1,7 @@
 // Lines of code as links: to the line in its cell, where the page has it.
 
 /**
- * A call site, `cell 3:4 in f`, as a link to its line if it is one of a cell. `source` is that line, by
+ * A call site, `cell 3, line 4, in f`, as a link to its line if it is one of a cell. `source` is that line, by
  * which it is found after the cell was edited; where there is no such cell, the code beside is unfolded.
  */
 function siteLink(site, source = "", file = "") {
@@ -15,7 +15,7 @@ function siteLink(site, source = "", file = "") {
 
 /** Which cell and which line; null for a file's. */
 export function siteOf(site) {
-  const [, cell, line] = /^cell (\d+):(\d+)/.exec(site) ?? [];
+  const [, cell, line] = /^cell (\d+), line (\d+)/.exec(site) ?? [];
   return cell ? { cell: Number(cell), line: Number(line) } : null;
 }
 

@@ -74,7 +74,12 @@ export function formatRanks(ranks) {
   return runs.map(([a, b]) => (a === b ? `${a}` : `${a}-${b}`)).join(",");
 }
 
-export const nameRanks = (text) => `rank${/^\d+$/.test(text) ? "" : "s"} ${text}`;
+/** A rank set in a sentence: `rank 1`, `ranks 0, 1 and 3`; a range from three consecutive ranks on. */
+export function nameRanks(text) {
+  const parts = text.split(",").flatMap((part) => (parseRanks(part).length === 2 ? parseRanks(part) : [part]));
+  const last = parts.pop();
+  return `rank${/^\d+$/.test(text) ? "" : "s"} ${parts.length ? `${parts.join(", ")} and ${last}` : last}`;
+}
 
 /** A magic for chosen ranks; those replace ranks that it names itself. */
 export function magicFor(action, chosen) {

@@ -16,6 +16,8 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Collective,
+    Part,
+    Phase,
     Place,
     RankReport,
     Ranks,
@@ -128,16 +130,46 @@ def fact(ranks: Ranks, record: Collective) -> str:
     return f"{name_ranks(ranks)}, {numbered(record)}"
 
 
-def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None) -> Side:
-    """Show what these ranks called beside the other branch; None if they called nothing more.
-
-    `parts_at` is the condition that made them do so, if it is known.
-    """
-    if record is None and parts_at is not None:
-        return Side(ranks, f"{agree(ranks, 'parts', 'part')} here, nothing more", place=parts_at)
+def side(ranks: Ranks, record: Collective | None) -> Side:
+    """Show what these ranks called beside the other branch; None if they called nothing more."""
     if record is None:
         return Side(ranks, "nothing more")
-    return Side(ranks, called(record), tensor(record), record.place)
+    state = agree(ranks, *_STATES[record.phase])
+    return Side(
+        ranks,
+        called(record),
+        tensor(record),
+        record.place,
+        record.path,
+        state,
+        call_words(record),
+    )
+
+
+_STATES = {
+    Phase.HELD: ("is paused", "are paused"),
+    Phase.ISSUED: ("waits", "wait"),
+    Phase.DONE: ("has called", "have called"),
+    Phase.FAILED: ("has failed", "have failed"),
+    Phase.REFUSED: ("was rejected", "were rejected"),
+}
+"""What one rank, or several, did with a collective."""
+
+
+def call_words(record: Collective) -> str:
+    """``, gradient all_reduce``, ``, collective 9``: what its line does not show by itself."""
+    text = record.place.text if record.place is not None else ""
+    words = []
+    if record.part in (Part.BACKWARD, Part.FORWARD):
+        words.append(f"{_REDUCED[record.part]} {record.operation}")
+    elif not any(name and name in text for name in (record.api, record.operation)):
+        words.append(called(record))
+    if record.issued_ns and not record.is_point_to_point:  # a stack alone has no number
+        words.append(f"collective {record.slot}")
+    return "".join(f", {word}" for word in words)
+
+
+_REDUCED = {Part.BACKWARD: "gradient", Part.FORWARD: "buffer"}
 
 
 def nothing_after(ranks: Ranks, slot: int) -> str:

@@ -35,12 +35,15 @@ from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     PLACING,
     Collective,
+    Decision,
     Finding,
     Part,
     Phase,
     Place,
     Ranks,
+    agree,
     name_ranks,
+    verb,
 )
 
 
@@ -107,14 +110,6 @@ def _shown(context: Context, classified: Classified, finding: Finding) -> Findin
         else nothing_after(branch.ranks, branch.sequence.end - 1)
         for branch, record in classified.shown
     )
-    # Ranks at one line of a function that is called at several: where they come from.
-    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
-    if len(pairs) > 1 and len({record.place for _, record in pairs}) == 1:
-        steps = enumerate(zip(*(record.path for _, record in pairs), strict=False))
-        apart = [index for index, (one, other) in steps if one != other]
-        for branch, record in pairs if apart else ():
-            if way := " → ".join(map(str, record.path[apart[0] : -1])):  # not from the line itself
-                evidence += (f"{branch.named}: called from {way}",)
     evidence += finding.evidence
     lost = _lost_a_thread(context, classified, finding.ranks)
     if lost is not None:
@@ -146,7 +141,40 @@ def _shown(context: Context, classified: Classified, finding: Finding) -> Findin
         finding,
         evidence=(*evidence, *at_once),
         sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
+        decides=_deciding(context, classified),
     )
+
+
+def _deciding(context: Context, classified: Classified) -> Decision | None:
+    """Return the line that sends the two branches apart, where the code shows it."""
+    sources, record, there = context.sources, classified.record, classified.there
+    full, short = classified.full.ranks, classified.short.ranks
+    match classified.kind:
+        case Kind.ONE_BRANCH_ONLY:
+            return decision(sources.condition(record, there, full, short), full)
+        case Kind.PAST_THE_LOOP if loop := sources.loop_around(record.path):
+            return Decision(loop[-1], f"{verb(short, 'has', 'have')} left this loop")
+        case Kind.MISMATCH if record.place is not None:
+            made = sources.made_by_rank(record.place)
+            return made and Decision(made[1], f"`{made[0]}` depends on the rank")
+        case Kind.TRIED_AGAIN:
+            return decision(sources.tries_again(record))
+        case Kind.ANOTHER_WAY | Kind.EITHER_OR:
+            ways = _parting(context, *(branch.here for branch in classified.sides))
+            return decision(ways[0] if len({way.place for way in ways}) == 1 else None)
+    return None
+
+
+def decision(way: Condition | None, reached: Ranks = ()) -> Decision | None:
+    """Show a test as the line that decides; `reached` are the ranks that came through it."""
+    if way is None:
+        return None
+    if way.handles or not reached:
+        by_rank = "depends on the rank" if way.on_rank else "here ranks may go different ways"
+        return Decision(way.place, by_rank)
+    enters = agree(reached, "enters", "enter")
+    goes_on = agree(reached, "goes on past this", "go on past this")
+    return Decision(way.place, f"only {name_ranks(reached)} {enters if way.wanted else goes_on}")
 
 
 def _lost_a_thread(

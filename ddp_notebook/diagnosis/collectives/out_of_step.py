@@ -40,6 +40,7 @@ from ddp_notebook.diagnosis.collectives.divergence import (
     missing_from,
 )
 from ddp_notebook.diagnosis.collectives.explain import (
+    decision,
     explain,
     fewer_turns,
     left_by_exit,
@@ -399,8 +400,6 @@ def _one_step_less(
     # one call more is the one that had the error.
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
-    # If to end earlier is their mistake, it is shown where they parted.
-    parts_at = turn.way.place if turn.way and culprits == short.ranks else None
     counts = []
     for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
         sequence = alignment.sequences.get(rank)
@@ -412,7 +411,8 @@ def _one_step_less(
     return replace(
         finding,
         evidence=(fact(full.ranks, record), *counts, *finding.evidence),
-        sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
+        sides=(side(full.ranks, record), side(short.ranks, None)),
+        decides=decision(turn.way),
     )
 
 

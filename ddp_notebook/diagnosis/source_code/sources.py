@@ -55,10 +55,12 @@ class Condition:
     """It is an `except` that leaves before the line. The code does not say whether it did."""
     precedes: bool = False
     """It stands before the line, which who meets it does not reach: ``if rank != 0: return``."""
+    wanted: bool = True
+    """Whoever meets it comes to the line; False of an `else`, and of a test that leaves."""
 
     @property
     def line(self) -> str:
-        """The line of the test, as evidence: ``train.py:3: if rank == 0:``."""
+        """The line of the test, as evidence: ``train.py, line 3: if rank == 0:``."""
         return f"{self.place}: {self.place.text}"
 
     @property
@@ -84,6 +86,11 @@ class Sources:
             cells = (name for name in self._texts if not name.endswith(".py"))
             used = self.imported_by({*cells, *list(self._texts)[:1], *seen})
             self._texts = {name: text for name, text in self._texts.items() if name in used}
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The text of each file and cell that is looked at."""
+        return self._texts
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
@@ -145,6 +152,7 @@ class Sources:
             names_leavers=leavers,
             handles=test.handles,
             precedes=test.leaves,
+            wanted=test.wanted,
         )
 
     def any_by_rank(self, names: Collection[str]) -> bool:
@@ -302,6 +310,26 @@ class Sources:
                 turns = _counts(loop)
                 bound = self._as_condition(place, turns, loop.lineno) if turns is not None else None
                 return bound.place if bound and bound.varies > Varies.CONFIGURED else None
+        return None
+
+    def loop_around(self, path: Sequence[Place]) -> tuple[Place, ...]:
+        """The way to the head of the innermost loop around the end of `path`; empty without one."""
+        for index in reversed(range(len(path))):
+            loop = self._loop(path[index])
+            if loop is not None:
+                return (*path[:index], self._line(path[index], loop.lineno))
+        return ()
+
+    def made_by_rank(self, place: Place) -> tuple[str, Place] | None:
+        """The variable of a line that got its value by the rank, and where; None for none."""
+        nodes = [node for expression in self._expressions(place) for node in ast.walk(expression)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        for node in ast.walk(self.tree(place) or ast.Module([], [])):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
+                    by_rank = self._names[place.file].varies(value) is Varies.BY_RANK
+                    if by_rank and node.lineno < place.line and ast.unparse(value) != "rank":
+                        return name, self._line(place, node.lineno)
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -493,11 +521,14 @@ class Sources:
         return found
 
     def _as_condition(self, place: Place, test: ast.expr, line: int, shown: str = "") -> Condition:
+        varies, where = self._names[place.file].varies(test), self._line(place, line)
+        return Condition(where, ast.unparse(test), shown or where.text, varies)
+
+    def _line(self, place: Place, line: int) -> Place:
+        """Another line of the function that `place` is in."""
         lines = self._texts[place.file].splitlines()
         text = lines[line - 1].strip() if line <= len(lines) else ""
-        varies = self._names[place.file].varies(test)
-        where = Place(place.file, line, place.function, text)
-        return Condition(where, ast.unparse(test), shown or text, varies)
+        return Place(place.file, line, place.function, text)
 
     def _differs(self, place: Place, test: ast.expr, same: set[str]) -> bool:
         """True of a test that may differ between ranks; `same` are variables that do not."""

@@ -144,7 +144,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def draw_around(sources: Sources, place: Place) -> str:
-    """Return the call that draws numbers for the batch, with its line: ``a.py:3: rand_like(x)``.
+    """Return the call that draws numbers for the batch: ``a.py, line 3: rand_like(x)``.
 
     In the loop around `place` or a function of it, or else where a data set makes one sample on
     the rank itself: a loader's workers have generators of their own. Empty without such a call.

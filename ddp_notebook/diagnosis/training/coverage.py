@@ -31,6 +31,7 @@ from ddp_notebook.diagnosis.training.table import (
     those_that_have,
 )
 from ddp_notebook.model import (
+    Decision,
     Finding,
     OptimizerFacts,
     Part,
@@ -106,6 +107,7 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
             site=_place(seen, "bad_place"),
         ),
         whose=_without_replaced,
+        place=attrgetter("bad_place"),
     ),
 )
 def unused_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -170,6 +172,7 @@ def _stepped_at(seen: _Replicas) -> Place | None:
         ),
         is_wrong=_bypassed,
         whose=those_that_have,
+        place=attrgetter("bypass_place"),
     ),
     Row[ReplicaFacts](
         read=attrgetter("forwards"),
@@ -212,6 +215,7 @@ def _name(seen: _Replicas) -> str:
             site=_place(seen, "bad_place"),
         ),
         whose=those_that_have,
+        place=attrgetter("bad_place"),
     ),
 )
 def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -234,6 +238,7 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
             site=seen.culprit.pending_place,
         ),
         whose=those_that_have,
+        place=attrgetter("pending_place"),
     ),
 )
 def kept_back(context: Context) -> Iterator[_Optimizers]:
@@ -463,4 +468,5 @@ def untied(context: Context) -> Iterator[Finding]:
                 other=other,
                 model=model.title,
                 code=line.text,
+                decides=Decision(line, "one tensor, says the code"),
             )

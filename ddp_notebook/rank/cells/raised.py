@@ -126,10 +126,13 @@ def place_of(frame: model.Frame) -> Place:
     return Place(frame.file.rpartition("/")[2], frame.line, frame.function, frame.source)
 
 
-def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackType | None:
+def without_ours(
+    trace: TracebackType | None, user_code: UserCode
+) -> tuple[TracebackType | None, str]:
     """A traceback without frames of ours; of an error that is ours, up to the user's last line.
 
-    Of a very deep one the frames in the middle are left out.
+    Of libraries only the line that raised is left, and a notice says how many are not shown. Of a
+    very deep one the frames in the middle are left out.
     """
     chain = []
     while trace is not None:
@@ -138,14 +141,18 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     files = [each.tb_frame.f_code.co_filename for each in chain]
     users = [number for number, file in enumerate(files) if user_code.is_users(file)]
     if not users:
-        return chain[0] if chain else None
+        return chain[0] if chain else None, ""
     end = users[-1] + 1 if files[-1].startswith(OURS) else len(chain)
-    own = [chain[at] for at in range(end) if not files[at].startswith(OURS)]
+    known = [at for at in range(end) if not files[at].startswith(OURS)]
+    told = {known[-1], *users}
+    own = [chain[at] for at in known if at in told]
+    hidden = len(known) - len(own)
+    notice = f"[{model.counted(hidden, 'frame')} of libraries not shown]" if hidden else ""
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
     for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept
+    return kept, notice
 
 
 def shown(text: str) -> str:

@@ -186,11 +186,14 @@ class ScriptProcess:
             else:
                 # Without a line of the script its code could not be compiled.
                 began = raised.line_of(error, script.path)
-                trace = raised.without_ours(error.__traceback__, core.user_code) if began else None
+                trace, notice = None, ""
+                if began:
+                    trace, notice = raised.without_ours(error.__traceback__, core.user_code)
                 format_error = functools.partial(
                     traceback.format_exception, type(error), error, trace
                 )
                 lines = syntax.alone(format_error)
+                lines[-1:-1] = [f"{notice}\n"] if notice else []
                 self._show("".join(lines).rstrip())
             self._ending.stop_at(error)
             return error

@@ -54,6 +54,8 @@ class RankShell(Component):
         """The newest cells that define no function: nothing of these can run once they are over."""
         self._blank = 0
         """Empty lines that the cell begins with, and that IPython leaves out."""
+        self._notice = ""
+        """What the traceback that is being shown leaves out."""
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
@@ -159,14 +161,16 @@ class RankShell(Component):
             value = sys.exc_info()[1]
             if not self.forwarder.cell or value is None or not is_interrupt(value):
                 kind, value, trace = error or sys.exc_info()
-                show((kind, value, without_ours(trace, self._user_code)), *arguments, **more)
+                trace, self._notice = without_ours(trace, self._user_code)
+                show((kind, value, trace), *arguments, **more)
 
         def forward_traceback(etype: type[BaseException], value: BaseException, stb: Any) -> None:
             if not self.forwarder.cell:
                 show_text(etype, value, stb)
                 return
             self.shell._last_traceback = stb
-            lines = [stb] if isinstance(stb, str) else stb
+            lines = [stb] if isinstance(stb, str) else list(stb)
+            lines[-1:-1] = filter(None, [self._notice])
             if isinstance(value, SystemExit):  # IPython names %tb, which has nothing here
                 lines = [line for line in lines if _NAMES_TB not in line]
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))

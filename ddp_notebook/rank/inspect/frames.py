@@ -154,9 +154,8 @@ def own_name(code: CodeType) -> str:
 
 def _line_of(frame: FrameType) -> str:
     filename = frame.f_code.co_filename
-    if CELL_NAME.fullmatch(filename):
-        return f"{file_shown(filename)}, line {frame.f_lineno}"
-    return f"{filename.rpartition('/')[2]}:{frame.f_lineno}"
+    file = file_shown(filename) if CELL_NAME.fullmatch(filename) else filename.rpartition("/")[2]
+    return f"{file}, line {frame.f_lineno}"
 
 
 class UserCode:
@@ -230,7 +229,7 @@ class UserCode:
     def describe(self, frame: FrameType | None, *, any_call: bool = False) -> str:
         """Return the innermost user frame, and the torch call it is in.
 
-        With `any_call` also one of another library: ``Queue.get (train.py:40)``.
+        With `any_call` also one of another library: ``Queue.get (train.py, line 40)``.
         """
         stack = frames_of(frame)
         user, operation = self.innermost(stack)

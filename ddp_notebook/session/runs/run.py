@@ -579,7 +579,9 @@ class CellRun:
                 *failures.raised(self.events.finished.values(), self.ranks),
             )
             if own:
-                self._keep(Diagnosis(own, None, len(self.ranks)))
+                sources = {**self.earlier, **self.sources}
+                shown = tuple(finding.with_code(sources) for finding in own)
+                self._keep(Diagnosis(shown, None, len(self.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
         """Keep a diagnosis, unless all that is wrong is what the user ended."""

@@ -124,7 +124,8 @@ class Why:
         if now.wrong:
             return going_on
         if own := failures.raised(run.events.finished.values(), run.ranks):
-            return replace(going_on, findings=(*own, *now.findings))
+            shown = (finding.with_code(case.sources) for finding in own)
+            return replace(going_on, findings=(*shown, *now.findings))
         # No rule finds that nothing has moved for long; it was found while it was so.
         before = found.diagnosis
         if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):

@@ -1,0 +1,151 @@
+"""Where the ranks of a finding are: the line of each group of them, and what it does there.
+
+A rule says who is wrong, and why. Where all ranks stand is the same question for each finding, so
+it is answered here, from records, stacks and tracebacks; only what a rule has shown itself stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddp_notebook.diagnosis.collectives.describe import call_words, side
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import raised_words
+from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.model import (
+    Activity,
+    Decision,
+    Finding,
+    Part,
+    Phase,
+    Place,
+    RankReport,
+    Ranks,
+    Side,
+    agree,
+    counted,
+    name_ranks,
+)
+from ddp_notebook.model.fold import MISMATCH
+
+_MOST_GROUPS = 4
+_MOST_OF_ERROR = 60
+"""How much of an error stands beside the line that raised it."""
+
+
+def with_sides(context: Context, finding: Finding) -> Finding:
+    """Return the finding with a side for each group of its ranks, and the code of all."""
+    decides = finding.decides or _raised_before(context, finding.ranks)
+    sides = [
+        each if each.place else _ended(context, each, finding.sides, decides)
+        for each in finding.sides
+    ]
+    if not sides:
+        # Culprits and those that wait for them stand apart, also where both are at one line.
+        for ranks in (finding.ranks, finding.waiting):
+            sides += _groups(context, ranks)[:_MOST_GROUPS]
+    if decides is not None and not decides.label and finding.ranks:
+        everyone = len(finding.ranks) == len(context.case.ranks or context.facts)
+        who = "every rank" if everyone else name_ranks(finding.ranks)
+        decides = replace(decides, label=f"on {who}")
+    found = replace(finding, sides=_from_their_parting(sides), decides=decides)
+    return found.with_code(context.sources.texts)
+
+
+def _groups(context: Context, ranks: Ranks) -> list[Side]:
+    """Return a side for those of these ranks that do the same at the same line."""
+    same: dict[Side, list[int]] = {}
+    for report in (context.reports[rank] for rank in ranks if rank in context.reports):
+        same.setdefault(replace(_stands(context, report), ranks=()), []).append(report.rank)
+    return [
+        replace(_stands(context, context.reports[group[0]], len(group)), ranks=tuple(group))
+        for stands, group in same.items()
+        if stands.place is not None
+    ]
+
+
+def _stands(context: Context, report: RankReport, count: int = 1) -> Side:
+    """Return where a rank is, in words for `count` ranks; without a place where it is unknown."""
+    ranks = (report.rank,) * count  # only how many there are matters to words
+    records = context.collectives.of.get(report.rank, ())
+    last, error = (records[-1] if records else None), report.error
+    refused = next((each for each in reversed(records) if each.phase is Phase.REFUSED), None)
+    if report.activity is Activity.FAILED and error.type == MISMATCH and refused is not None:
+        return side(ranks, refused)
+    if report.activity is Activity.FAILED and error.at:
+        if torch_errors.is_of_others(error.text):
+            lost = agree(ranks, "lost its connection", "lost their connections")
+            return _at(ranks, error.at, lost)
+        words = raised_words(error.type, error.text, (), _MOST_OF_ERROR)
+        return _at(ranks, error.at, "raised", f": {words}")
+    if (record := context.graph.at.get(report.rank)) is not None:
+        return side(ranks, record)
+    if report.end.left_at:
+        return _at(ranks, report.end.left_at, "left")
+    one, many, detail = _DOES.get(report.activity, ("is", "are", ""))
+    if report.path and report.activity is not Activity.IDLE:
+        return _at(ranks, report.path, agree(ranks, one, many), detail)
+    if last is None or report.activity not in _ENDED or not context.gone(report.rank):
+        return Side(ranks, "")
+    if report.activity is Activity.DEAD and not last.over:
+        return _at(ranks, last.path, "died", call_words(last))
+    return _at(ranks, last.path, "made", agree(ranks, " its", " their") + " last call")
+
+
+_DOES = {
+    Activity.BUSY: ("is busy", "are busy", ""),
+    Activity.HELD: ("is paused", "are paused", ""),
+    Activity.WAITING: ("waits", "wait", ""),
+    Activity.SILENT: ("does not answer; it is", "do not answer; they are", ""),
+}
+_ENDED = (Activity.IDLE, Activity.DEAD)
+
+
+def _at(ranks: Ranks, path: Sequence[Place], state: str, detail: str = "") -> Side:
+    place = path[-1] if path else None
+    return Side(ranks, "", "", place, tuple(path), state, detail)
+
+
+def _ended(context: Context, each: Side, sides: Sequence[Side], decides: Decision | None) -> Side:
+    """Return where ranks ended that called nothing more: a loop that others are still in."""
+    rank = each.ranks[0]
+    found, finished = each, context.finished(rank)
+    if rank in context.reports:
+        found = _stands(context, context.reports[rank], len(each.ranks))
+    way = next((other.path for other in sides if other.path), ())
+    records = context.collectives.of.get(rank, ())
+    turns = [record for record in records if record.path[-1:] == way[-1:]]
+    loop = context.sources.loop_around(way)
+    if loop and turns and finished:
+        # One backward reduces several buckets: its number tells turns apart.
+        passes = {record.backwards for record in turns if record.part is Part.BACKWARD}
+        known = passes and not context.collectives.first.get(rank)
+        after = f", after {counted(len(passes), 'step')}" if known else ""
+        found = _at(each.ranks, loop, "left the loop", after)
+    elif found.place is None and decides is not None:
+        ended = f", and {agree(each.ranks, 'has', 'have')} finished" if finished else ""
+        found = _at(each.ranks, (decides.place,), "went another way", ended)
+    return replace(found, ranks=each.ranks, call=each.call)
+
+
+def _raised_before(context: Context, ranks: Ranks) -> Decision | None:
+    """Return the line that raised what one of these ranks still handles, where it waits."""
+    for rank in ranks:
+        report = context.reports.get(rank)
+        error = report.handles if report is not None else None
+        if error is not None and error.path and error.type != MISMATCH:
+            return Decision(error.path[-1], f"rank {rank} raised {error.type} here")
+    return None
+
+
+def _from_their_parting(sides: Sequence[Side]) -> tuple[Side, ...]:
+    """Return the sides without the calls that they share: what leads to all of them."""
+    paths = [[(at.file, at.line) for at in each.path] for each in sides if each.path]
+    # Of one path alone the first line of the user's is shown, and the last.
+    shared = 0
+    if len(paths) > 1:
+        levels = enumerate(zip(*paths, strict=False))
+        parting = (index for index, frames in levels if len(set(frames)) > 1)
+        shared = next(parting, min(map(len, paths)) - 1)
+    return tuple(replace(each, path=each.path[shared:]) for each in sides)
