@@ -130,7 +130,7 @@ def test_a_condition_in_the_code_is_named() -> None:
     finding = the_one(case, {"train.py": code})
     assert finding.ranks == (0,)
     assert finding.remedy == "Call `all_reduce` on every rank: move it out of `if rank == 0`."
-    assert "train.py:4: if rank == 0:" in finding.evidence
+    assert "train.py, line 4: if rank == 0:" in finding.evidence
 
 
 def test_the_two_branches_of_a_condition_may_each_have_their_own_barrier() -> None:
@@ -393,7 +393,7 @@ def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_nex
     finding = the_one(case, {"train.py": TRAIN})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
     assert "Rank 1 left the loop" in finding.cause and 10 in lines_of(finding)
-    assert "train.py:6 in train: except RuntimeError:" in finding.evidence
+    assert "train.py, line 6, in train: except RuntimeError:" in finding.evidence
     # A call of one rank alone that follows the loop is still that.
     code = TRAIN.replace("dist.all_reduce(skipped)", "if rank == 1: dist.all_reduce(skipped)")
     case = play(same(2, [step] * 4, r1=[*[step] * 3, end]))
@@ -453,7 +453,7 @@ def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
     assert "in the middle of an iteration" in finding.cause
     assert "a flag for `if not rows: return`" in finding.remedy
-    assert "train.py:9 in flush: if not rows:" in finding.evidence
+    assert "train.py, line 9, in flush: if not rows:" in finding.evidence
     # The same where it has finished.
     case = play(same(4, [*half, *half], r1=[*half, step, step]))
     finding = the_one(case, {"train.py": WRITER})
@@ -635,7 +635,7 @@ def test_an_optimizer_that_calls_its_closure_more_often_on_one_rank(
     past = play(same(2, [*[step] * 9, end], r1=[*[step] * 7, end]))
     finding = the_one(past, code)
     assert (finding.category, finding.ranks) == (category, (1,))
-    assert ("train.py:7: opt.step(closure)" in finding.evidence) == (argument == "closure")
+    assert ("train.py, line 7: opt.step(closure)" in finding.evidence) == (argument == "closure")
     assert ("`all_reduce` the loss" in finding.remedy) == (argument == "closure")
     ended = the_one(play(same(3, [step] * 9, r1=[step] * 7)), code)
     assert (ended.category, ended.ranks) == (category, (1,))

@@ -87,7 +87,9 @@ def test_a_port_of_its_own_is_the_mistake_of_that_rank() -> None:
     wrong = waiting(1, "store", came={"master_port": 23457})
     found = diagnose(waiting(0), wrong, waiting(2))
     assert blamed(found) == [(Category.ENV_MISMATCH, (1,))]
-    assert found.findings[0].cause == ("Rank 1 has `MASTER_PORT=23457`, but ranks 0,2 have `29500`")
+    assert found.findings[0].cause == (
+        "Rank 1 has `MASTER_PORT=23457`, but ranks 0 and 2 have `29500`"
+    )
     assert found.findings[0].remedy == "Leave `MASTER_PORT` on rank 1 as the launcher set it."
     assert found.findings[0].waiting == (0, 2)
 

@@ -102,8 +102,10 @@ def test_who_looks_for_a_path_before_it_is_made_is_told_who_made_it() -> None:
 def test_a_path_of_a_ranks_own_for_what_one_rank_made_elsewhere_is_a_wrong_path() -> None:
     finding = the_one(changed(without(1, 2), (0, "written", "/run/0/a.pt")))
     assert (finding.category, finding.ranks) == ("wrong-path-on-rank", (1, 2))
-    assert finding.cause == ("Ranks 1-2 look for `a.pt` in /run/1, but rank 0 made it in /run/0")
-    assert "train.py:6 in load" in finding.evidence[0]
+    assert finding.cause == (
+        "Ranks 1 and 2 look for `a.pt` in /run/1, but rank 0 made it in /run/0"
+    )
+    assert "train.py, line 6, in load" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +145,10 @@ def in_new_group(*, lost: bool) -> Case:
 def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert finding.sentence.startswith("Rank 0 deleted the rendezvous file `store` while ranks 0-1")
-    assert "rank 0: train.py:4" in finding.evidence and "/tmp/store" in finding.evidence[0]
+    assert finding.sentence.startswith(
+        "Rank 0 deleted the rendezvous file `store` while ranks 0 and 1"
+    )
+    assert "rank 0: train.py, line 4" in finding.evidence and "/tmp/store" in finding.evidence[0]
 
 
 def test_who_deleted_it_is_not_guessed_and_a_file_that_is_there_is_left_alone() -> None:
@@ -174,5 +178,5 @@ def test_a_rendezvous_file_that_was_deleted_after_a_rank_had_joined_by_it() -> N
     finding = the_one(joining(lost=True), {"train.py": code})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
     assert "`store` while rank 1 still needs it" in finding.cause
-    assert "rank 0: train.py:2" in finding.evidence and "/tmp/store" in finding.evidence[0]
+    assert "rank 0: train.py, line 2" in finding.evidence and "/tmp/store" in finding.evidence[0]
     assert found(joining(lost=False), {"train.py": code}) == []

@@ -108,7 +108,7 @@ def test_a_failed_stage_keeps_its_cause_and_remedy() -> None:
     ("others", "left", "all_of_them"),
     [
         ((0,), "rank 0 has", "both: %ddp_restart --ranks 0-1"),
-        ((0, 2), "ranks 0,2 have", "all of them: %ddp_restart --ranks 0-2"),
+        ((0, 2), "ranks 0 and 2 have", "all of them: %ddp_restart --ranks 0-2"),
     ],
 )
 def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell(

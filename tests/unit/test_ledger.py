@@ -94,7 +94,7 @@ def test_a_rank_that_uses_its_own_gradient_is_marked(factor: float) -> None:
 def test_one_rank_that_uses_its_own_gradient_is_named() -> None:
     shown = row(record(OWN[0], MEAN), record(OWN[1], OWN[1]), record(OWN[2], MEAN))
     used = shown.facts["optimizer_used"]
-    assert used == "ranks 0,2: mean of 3 ranks; rank 1: own gradient, not averaged"
+    assert used == "ranks 0 and 2: mean of 3 ranks; rank 1: own gradient, not averaged"
     assert shown.marked
 
 
@@ -150,11 +150,11 @@ def test_a_rank_that_did_not_use_the_parameter_brings_zeros_to_the_mean() -> Non
         (
             {"after": TensorDigest("", 16, "else", 1.0)},
             "across_ranks",
-            "differs: ranks 0-1 | rank 2",
+            "differs: ranks 0 and 1 | rank 2",
         ),
         ({"steps": 3}, "optimizer_used", "ranks are at different steps"),
-        ({"lr": 0.2}, "held_by", "ranks 0-1: SGD, step 4, lr 0.1; rank 2: SGD, step 4, lr 0.2"),
-        ({"after": BEFORE}, "changed", "ranks 0-1: yes; rank 2: no"),
+        ({"lr": 0.2}, "held_by", "ranks 0 and 1: SGD, step 4, lr 0.1; rank 2: SGD, step 4, lr 0.2"),
+        ({"after": BEFORE}, "changed", "ranks 0 and 1: yes; rank 2: no"),
     ],
 )
 def test_a_rank_that_differs_is_named(changes: Any, column: str, said: str) -> None:
@@ -198,7 +198,7 @@ def test_the_worst_row_comes_first_and_alike_ones_are_one() -> None:
 
 def test_nothing_trained_is_said() -> None:
     assert ledger({0: RankLedger(0, 1), 1: RankLedger(1, 1)}).title.startswith(
-        "No optimizer made a step on ranks 0-1: 0 parameters"
+        "No optimizer made a step on ranks 0 and 1: 0 parameters"
     )
 
 
@@ -206,10 +206,12 @@ def test_it_is_shown_as_text_html_and_json_with_what_was_not_seen() -> None:
     made = replace(record(OWN[0], OWN[0]), name="net.<b>weight</b>")
     found = compared(made, replace(made, own=OWN[1]), notes=("<i>FSDP1</i> is not looked into",))
     text, html = view.text(found), view.html(found)
-    assert "note: ranks 0-1: <i>FSDP1</i> is not looked into" in text
-    assert text.splitlines()[0].startswith("The last step of each optimizer on ranks 0-1: 1 param")
+    assert "note: ranks 0 and 1: <i>FSDP1</i> is not looked into" in text
+    assert text.splitlines()[0].startswith(
+        "The last step of each optimizer on ranks 0 and 1: 1 param"
+    )
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "<b>" not in html and "&lt;b&gt;" in html and "<i>" not in html
     content = json.loads(json.dumps(found.to_json()))
     assert content["rows"][0]["facts"]["held_by"] == "SGD, step 4, lr 0.1"
-    assert content["notes"] == ["ranks 0-1: <i>FSDP1</i> is not looked into"]
+    assert content["notes"] == ["ranks 0 and 1: <i>FSDP1</i> is not looked into"]

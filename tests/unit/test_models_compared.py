@@ -62,51 +62,51 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
     [
         (
             parameter(2, shape=(5, 10)),
-            "`fc2.weight` of `model` has shape (5, 10) on rank 1, shape (4, 10) on ranks 0,2-3",
+            "`fc2.weight` of `model` has shape (5, 10) on rank 1, shape (4, 10) on ranks 0, 2 and 3",
         ),
         (
             parameter(0, dtype="float64"),
-            "`fc1.weight` of `model` has dtype float64 on rank 1, dtype float32 on ranks 0,2-3",
+            "`fc1.weight` of `model` has dtype float64 on rank 1, dtype float32 on ranks 0, 2 and 3",
         ),
         (
             parameter(1, requires_grad=False),
             "`fc1.bias` of `model` has requires_grad=False on rank 1, "
-            "requires_grad=True on ranks 0,2-3",
+            "requires_grad=True on ranks 0, 2 and 3",
         ),
         (
             parameter(0, stride=(1, 10)),
-            "`fc1.weight` of `model` has stride (1, 10) on rank 1, stride (8, 1) on ranks 0,2-3",
+            "`fc1.weight` of `model` has stride (1, 10) on rank 1, stride (8, 1) on ranks 0, 2 and 3",
         ),
         (
             parameter(0, device="cuda"),
-            "`fc1.weight` of `model` has device cuda on rank 1, device cpu on ranks 0,2-3",
+            "`fc1.weight` of `model` has device cuda on rank 1, device cpu on ranks 0, 2 and 3",
         ),
         (
             parameter(3, name="head.bias"),
             "Parameter 3 of `model` has the name `head.bias` on rank 1, the name `fc2.bias` on "
-            "ranks 0,2-3",
+            "ranks 0, 2 and 3",
         ),
         (
             swapped,
             "Parameter 0 of `model` has the name `fc1.bias` on rank 1, the name `fc1.weight` on "
-            "ranks 0,2-3 (the same names in another order)",
+            "ranks 0, 2 and 3 (the same names in another order)",
         ),
         (
             without_bias,
-            "`model` has 3 parameters on rank 1, 4 parameters on ranks 0,2-3 (missing: `fc2.bias`)",
+            "`model` has 3 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 (missing: `fc2.bias`)",
         ),
         (
             with_more,
-            "`model` has 5 parameters on rank 1, 4 parameters on ranks 0,2-3 (extra: `fc3.bias`)",
+            "`model` has 5 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 (extra: `fc3.bias`)",
         ),
         (
             without_norm,
-            "`model` has 0 buffers on rank 1, 2 buffers on ranks 0,2-3 "
+            "`model` has 0 buffers on rank 1, 2 buffers on ranks 0, 2 and 3 "
             "(missing: `norm.running_mean`, 1 more)",
         ),
         (
             other_buffer,
-            "`norm.running_var` of `model` has dtype int64 on rank 1, dtype float32 on ranks 0,2-3",
+            "`norm.running_var` of `model` has dtype int64 on rank 1, dtype float32 on ranks 0, 2 and 3",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_first_difference_is_said_in_words(odd: Fingerprint, cause: str) -> 
 def test_the_remedy_is_what_to_type() -> None:
     finding = one(NET, without_bias, NET)
     assert finding.remedy == (
-        "Make `model` on rank 1 as it is on ranks 0,2 (in a cell with `%%ddp --ranks 1`), then: "
+        "Make `model` on rank 1 as it is on ranks 0 and 2 (in a cell with `%%ddp --ranks 1`), then: "
         "`%ddp_wrap model`."
     )
 
@@ -149,7 +149,7 @@ def test_rank_0_may_be_the_odd_one() -> None:
     finding = one(without_bias, NET, NET)
     assert finding.ranks == (0,)
     assert finding.cause == (
-        "`model` has 3 parameters on rank 0, 4 parameters on ranks 1-2 (missing: `fc2.bias`)"
+        "`model` has 3 parameters on rank 0, 4 parameters on ranks 1 and 2 (missing: `fc2.bias`)"
     )
 
 
@@ -158,7 +158,7 @@ def test_ranks_that_differ_each_in_its_own_way_are_named_together() -> None:
     assert finding.ranks == (1, 3)
     assert finding.cause == (
         "`fc2.weight` of `model` has shape (5, 10) on rank 1 and shape (6, 10) on rank 3, "
-        "shape (4, 10) on ranks 0,2,4"
+        "shape (4, 10) on ranks 0, 2 and 4"
     )
     assert len(finding.evidence) == 2
 
@@ -290,7 +290,7 @@ def test_an_error_on_all_ranks_is_one_finding() -> None:
     error = RankFailure("error", "ValueError: no")
     (finding,) = failures(WrapStage.REDUCER, {0: error, 1: error}, {}, ())
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 1))
-    assert finding.cause == "Ranks 0-1 failed in stage reducer of `%ddp_wrap`: ValueError: no"
+    assert finding.cause == "Ranks 0 and 1 failed in stage reducer of `%ddp_wrap`: ValueError: no"
 
 
 def test_a_model_on_a_device_without_a_backend_is_said_to_be_that() -> None:

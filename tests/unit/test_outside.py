@@ -134,12 +134,12 @@ def test_a_rank_that_stays_where_it_may_wait_for_its_gpu_does_not_count_as_going
     later = replace(GPU, ticks=250)
     verdict = seen(now, used=(GPU, later)).verdict()
     assert verdict.outcome is Outcome.UNDECIDED and not verdict.diagnosis.findings
-    assert verdict.diagnosis.unsure.startswith("Undecided: ranks 0-1 did not leave train.py")
+    assert verdict.diagnosis.unsure.startswith("Undecided: ranks 0 and 1 did not leave train.py")
     assert "for a collective that another rank has not called" in verdict.diagnosis.unsure
     turns = {0: stack((script, ALL_REDUCE, "<module>", {"step": "4"})), 1: busy(script, RECV)}
     for before, used in ((turns, (GPU, later)), (now, (Used("R", 100, {}), Used("R", 250, {})))):
         unsure = seen(now, before=before, used=used).verdict().diagnosis.unsure
-        assert unsure == "No problem found so far: ranks 0-1 go on."
+        assert unsure == "No problem found so far: ranks 0 and 1 go on."
 
 
 def test_how_the_flight_recorder_is_dumped_is_said_where_a_pipe_was_set_up(
@@ -188,7 +188,7 @@ def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> Non
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
     assert verdict.outcome is Outcome.UNDECIDED and not finding.commands
-    assert finding.evidence == ("rank 1: busy in train.py:5",)
+    assert finding.evidence == ("rank 1: busy in train.py, line 5",)
 
 
 def test_a_rank_that_does_nothing_is_not_said_to_be_busy(script: str) -> None:

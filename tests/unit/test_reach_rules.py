@@ -107,7 +107,7 @@ def test_one_host_that_is_not_reached_and_reaches_the_other_is_behind_the_firewa
         reaching("a", 2, b1="timeout"),
     )
     assert finding.ranks == (1,)
-    assert finding.cause.endswith("ranks 0,2 get no answer from rank 1: something drops it")
+    assert finding.cause.endswith("ranks 0 and 2 get no answer from rank 1: something drops it")
 
 
 def test_the_one_host_of_three_that_reaches_nobody_and_is_reached_by_nobody_is_to_blame() -> None:
@@ -173,7 +173,7 @@ def test_a_rank_that_listens_at_loopback_alone_is_found_by_those_on_other_hosts(
     )
     assert (finding.category, finding.ranks) == (Category.HOSTNAME_LOOPBACK, (1,))
     assert finding.cause.startswith("Rank 1 listens at 127.0.0.1:40001 of node-b")
-    assert "ranks 0,2 on other hosts" in finding.cause
+    assert "ranks 0 and 2 on other hosts" in finding.cause
     assert "`GLOO_SOCKET_IFNAME` on rank 1" in finding.remedy
     assert finding.evidence == ("rank 1 listens at 127.0.0.1:40001", f"rank 0: {MESH}")
 

@@ -79,7 +79,7 @@ def test_counting_that_failed_is_said_as_its_checks_are_missing() -> None:
     diagnosis = diagnose_training({0: broken, 1: replace(broken, rank=1)}, Collectives())
     (note,) = diagnosis.notes
     assert "recorded only in part: counting failed" in note
-    assert "(ranks 0-1: TypeError: no such thing)" in note
+    assert "(ranks 0 and 1: TypeError: no such thing)" in note
 
 
 @pytest.mark.parametrize(("collectives", "told"), [(9, 1), (0, 0)])

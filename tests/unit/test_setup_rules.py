@@ -152,14 +152,14 @@ def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"master_port": 23457}, "`MASTER_PORT=23457`, but ranks 0,2 have `29500`"),
+        ({"master_port": 23457}, "`MASTER_PORT=23457`, but ranks 0 and 2 have `29500`"),
         (
             {"master_addr": "10.0.0.9"},
-            "`MASTER_ADDR=10.0.0.9`, but ranks 0,2 have `127.0.0.1`",
+            "`MASTER_ADDR=10.0.0.9`, but ranks 0 and 2 have `127.0.0.1`",
         ),
-        ({"world_size": 4}, "`WORLD_SIZE=4`, but ranks 0,2 have `3`"),
-        ({"backend": "nccl"}, "backend `nccl`, but ranks 0,2 have `gloo`"),
-        ({"method": "tcp"}, "init_method `tcp`, but ranks 0,2 have `env`"),
+        ({"world_size": 4}, "`WORLD_SIZE=4`, but ranks 0 and 2 have `3`"),
+        ({"backend": "nccl"}, "backend `nccl`, but ranks 0 and 2 have `gloo`"),
+        ({"method": "tcp"}, "init_method `tcp`, but ranks 0 and 2 have `env`"),
     ],
 )
 def test_a_value_that_differs_is_said_with_both_and_what_to_set(
@@ -374,7 +374,7 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
         (
             (0, 1, 0, 1),
             (2, 3),
-            "ranks 0,2 both have RANK=0 and ranks 1,3 both have RANK=1; ranks 2-3 are missing",
+            "ranks 0 and 2 both have RANK=0 and ranks 1 and 3 both have RANK=1; ranks 2 and 3 are missing",
         ),
         ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1 and 2 are missing"),
     ],

@@ -459,7 +459,7 @@ def lms(values: tuple[float, ...] = (1.0, 2.0), **fields: Any) -> list[RunFacts]
 def test_weights_that_the_code_ties_and_that_are_trained_apart_are_told() -> None:
     (finding,) = found(*lms(), source=TIES)
     assert (finding.category, finding.ranks) == (Category.WEIGHT_TYING_LOST, (0, 1))
-    assert "train.py:3" in finding.evidence[1]
+    assert "train.py, line 3" in finding.evidence[1]
 
 
 @pytest.mark.parametrize(

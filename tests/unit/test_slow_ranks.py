@@ -133,13 +133,13 @@ def test_a_rank_that_the_user_stops_in_every_step_is_not_called_slow() -> None:
 
 def test_its_part_and_its_lines_are_named() -> None:
     for part, words in (
-        (StepPart.DATA, "in its DataLoader (train.py:31)"),
-        (StepPart.LOOP, "in your code after the optimizer's step (train.py:35)"),
-        (StepPart.FORWARD, "in the forward (train.py:33)"),
-        (StepPart.LOSS, "in your code after the forward (train.py:33)"),
-        (StepPart.BACKWARD, "in the backward (train.py:34)"),
-        (StepPart.AFTER, "in your code after the backward (train.py:34)"),
-        (StepPart.OPTIMIZER, "in the optimizer's step (train.py:35)"),
+        (StepPart.DATA, "in its DataLoader (train.py, line 31)"),
+        (StepPart.LOOP, "in your code after the optimizer's step (train.py, line 35)"),
+        (StepPart.FORWARD, "in the forward (train.py, line 33)"),
+        (StepPart.LOSS, "in your code after the forward (train.py, line 33)"),
+        (StepPart.BACKWARD, "in the backward (train.py, line 34)"),
+        (StepPart.AFTER, "in your code after the backward (train.py, line 34)"),
+        (StepPart.OPTIMIZER, "in the optimizer's step (train.py, line 35)"),
     ):
         remark = only(slow_ranks(ranks_of(4, late(2, 0.5), part)))
         assert words in remark.text, remark.text

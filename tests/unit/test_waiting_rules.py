@@ -50,17 +50,17 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
     (late,) = diagnose_run(case).findings
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
     assert late.cause.endswith("it is busy, but uses no CPU time")
-    assert "it has been in Queue.get (train.py:40) for 12 s" in late.evidence
-    assert doing(in_get) == "has been in Queue.get (train.py:40) for 12 s, using no CPU time"
-    asleep = replace(in_get, doing="train.py:40")
-    assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
-    assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
+    assert "it has been in Queue.get (train.py, line 40) for 12 s" in late.evidence
+    assert doing(in_get) == "has been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
+    asleep = replace(in_get, doing="train.py, line 40")
+    assert doing(asleep) == "has been in train.py, line 40 for 12 s, using no CPU time"
+    assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py, line 40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
         "ranks 0 and 1 have been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
     )
     in_setup = with_facts(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
-    assert late.passing and "busy in Queue.get (train.py:40), but uses" in late.cause
+    assert late.passing and "busy in Queue.get (train.py, line 40), but uses" in late.cause
 
 
 def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:
@@ -99,7 +99,7 @@ def test_a_key_that_no_rank_can_set_any_more_is_named() -> None:
     finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: FOR_KEY}))
     assert (finding.category, finding.ranks, finding.waiting) == ("unset-key", (1,), (0, 2))
     assert "No rank will set the store's key 'ready'" in finding.cause
-    assert "ranks 0,2 are waiting in `barrier` at train.py:5" in finding.evidence
+    assert "ranks 0 and 2 are waiting in `barrier` at train.py, line 5" in finding.evidence
 
 
 def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -> None:
@@ -151,9 +151,14 @@ GAVE_UP = report(
             replace(DONE, keys_set=("ready",)),
             "straggler",
             (0,),
-            "only after ranks 1-2 gave up",
+            "only after ranks 1 and 2 gave up",
         ),
-        (replace(BUSY, doing="train.py:4"), "straggler", (0,), "rank 0 is busy in train.py:4"),
+        (
+            replace(BUSY, doing="train.py, line 4"),
+            "straggler",
+            (0,),
+            "rank 0 is busy in train.py, line 4",
+        ),
         (DONE, "unset-key", (0,), "No rank has set"),
         (replace(DONE, keys_set=("read",)), "unset-key", (0,), "No rank has set"),
     ],

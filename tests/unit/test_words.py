@@ -161,7 +161,9 @@ def test_lack_of_memory_is_only_said_with_proof() -> None:
     proved = killed(oom_kills=1)
     assert proved.category is Category.OOM_ON_ONE_RANK
     assert proved.remedy.startswith("Use less memory per rank. ")
-    assert killed(exit_code=-11).cause == ("Rank 1 was killed by SIGSEGV; ranks 0,2 still need it")
+    assert killed(exit_code=-11).cause == (
+        "Rank 1 was killed by SIGSEGV; ranks 0 and 2 still need it"
+    )
 
 
 def test_what_brings_a_dead_rank_back_fits_what_the_others_do() -> None:
@@ -179,9 +181,11 @@ def test_ranks_that_died_alike_are_one_finding() -> None:
     finding = the_one(case)
     assert finding.ranks == (1, 2)
     assert finding.remedy == (
-        "Free the other ranks, which also gives ranks 1-2 new processes: `%ddp_abort`."
+        "Free the other ranks, which also gives ranks 1 and 2 new processes: `%ddp_abort`."
     )
-    assert the_one(lost(case, 0, 3)).remedy == "Bring ranks 1-2 back: `%ddp_restart --ranks 1-2`."
+    assert (
+        the_one(lost(case, 0, 3)).remedy == "Bring ranks 1 and 2 back: `%ddp_restart --ranks 1-2`."
+    )
     other = play(same(4, [barrier(5)], r1=[], r2=[]), {1: dead(), 2: dead(2, exit_code=3)})
     assert found(other) == [("rank-died", (1,)), ("rank-died", (2,))]
 

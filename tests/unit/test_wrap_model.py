@@ -159,7 +159,7 @@ def test_ranks_with_another_order_and_idle_parameters_are_named() -> None:
     }
     lines = reduction_lines(known)
     assert "on rank 0, whose order all ranks use; a different one on rank 2" in lines[0]
-    assert "No gradient for w on ranks 0-1." in lines
+    assert "No gradient for w on ranks 0 and 1." in lines
 
 
 def test_ranks_in_the_same_place_share_a_row() -> None:
