@@ -440,7 +440,7 @@ def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
         eventually(lambda: ranks.why_now().doing and "store" in str(ranks.why_now().doing))
         diagnosis = ranks.why()
         assert not findings.text(diagnosis).startswith("✓")
-        assert diagnosis.findings or "ranks 0-2 wait" in diagnosis.headline
+        assert diagnosis.findings or "ranks 0-2 are waiting" in diagnosis.headline
     ranks.abort()
 
 
