@@ -284,7 +284,9 @@ def test_a_fault_is_injected_found_and_repaired_and_variables_stay(
     (finding,) = diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.DUPLICATE_RANK, (2,))
     assert shown.startswith("duplicate-rank: two processes say RANK=1\n")
-    assert shown.index("%ddp_fault --repair") < shown.index("✗ Rank 2: ")
+    assert shown.index("%ddp_fault --repair") < shown.index(
+        "✗ The processes launched as ranks 1-2 both "
+    )
     assert mistake(ranks_up, capsys, "%ddp_fault wrong-port --repair").startswith(
         "--repair is for the last fault; leave out its name"
     )
