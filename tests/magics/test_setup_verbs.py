@@ -167,10 +167,10 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     """With two ranks: one cannot find the store, then one is held back."""
     text = raised(shell, capsys, "%ddp_init -n 2 --device cpu --set 1:MASTER_PORT=1")
     finding, _, error = text.partition("SetupFailed: ")
-    assert "✗ Rank 1 has MASTER_PORT=1" in finding
+    assert "✗ Rank 1 has `MASTER_PORT=1`" in finding
     assert "[env-mismatch]" in finding
-    assert error.startswith("Rank 1 has MASTER_PORT=1, but ")
-    assert "Fix: Leave MASTER_PORT on rank 1 as the launcher set it." in error
+    assert error.startswith("Rank 1 has `MASTER_PORT=1`, but ")
+    assert "Fix: Leave `MASTER_PORT` on rank 1 as the launcher set it." in error
     assert "Traceback" not in text
     diagnosis, _ = well(shell, capsys, "%ddp_why")
     assert isinstance(diagnosis, Diagnosis)
@@ -267,7 +267,7 @@ def test_a_script_whose_set_up_hangs_ends_the_cell_and_ranks_are_freed(
     text = raised(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
     assert "[duplicate-rank]" in text
     assert "\nStuck: no rank makes progress. " in text and text.count("both have RANK=0") == 1
-    assert text.endswith("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    assert text.endswith("Look closer: %ddp_why. Free them: %ddp_abort (variables stay)")
     diagnosis, _ = well(ranks_up, capsys, "%ddp_why")
     assert diagnosis.findings[0].category is Category.DUPLICATE_RANK
     board, _ = well(ranks_up, capsys, "%ddp_abort")
