@@ -143,7 +143,7 @@ def in_new_group(*, lost: bool) -> Case:
 def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert finding.sentence.startswith(
+    assert finding.sentence == (
         "Rank 0 deleted the rendezvous file while ranks 0-1 still need it (train.py:4)"
     )
     assert "/tmp/store" in finding.evidence[0]

@@ -172,7 +172,9 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         right, culprits, who = expected, tuple(sorted(values)), ("the session's store",)
     wrong = {values[rank] for rank in culprits}
     shown = f"`{name}`" if name.isupper() else name
-    facts: dict[str, Any] = {"setting": _setting(name, *wrong)} if len(wrong) == 1 else {}
+    facts: dict[str, Any] = {"different": shown}
+    if len(wrong) == 1:
+        facts = {"setting": _setting(name, *wrong)}
     if right == expected:
         facts["launched"] = shown
     elif name == "MASTER_PORT":  # chosen for this start, it is another one at the next
@@ -186,7 +188,6 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         majority=who,
         right=right,
-        different="" if len(wrong) == 1 else shown,
         **facts,
     )
 
