@@ -250,6 +250,7 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
             ),
         ),
         key=key,
+        example=key.partition(", ")[0],
         waiters=waiting,
     )
 
