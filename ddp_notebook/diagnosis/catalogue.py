@@ -171,7 +171,7 @@ _OPTIONAL = re.compile(r"<<(.*?)>>", re.DOTALL)
 def _if_known(part: str, facts: Mapping[str, object]) -> str:
     """Return an optional part of a template, or nothing where one of its facts is empty."""
     named = [name for _, name, _, _ in _FORMATTER.parse(part) if name]
-    return part if all(facts[name] for name in named) else ""
+    return part if all(map(facts.get, named)) else ""
 
 
 class _Facts(Formatter):

@@ -132,8 +132,9 @@ def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, 
     failed = {
         state.rank: (
             certain.get(state.rank, ""),
-            cut(f"{state.entering.value}: {state.cause.rstrip('.')}", 300),
-            state.remedy or "Fix the error, then: %ddp_init",
+            state.entering.value,
+            cut(state.cause.rstrip("."), 300),
+            state.remedy,
         )
         for state in states
         if state.status is Status.FAILED and state.entering is not None and state.cause
@@ -142,10 +143,11 @@ def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, 
         Finding(
             Category(category) if category in set(Category) else Category.EXCEPTION,
             ranks,
-            cause,
-            remedy,
+            catalogue.words("exception.in-setup.title", ranks=ranks, stage=stage, cause=cause),
+            remedy or catalogue.words("exception.in-setup.fix"),
+            titled=True,
         )
-        for ranks, (category, cause, remedy) in by_value(failed)
+        for ranks, (category, stage, cause, remedy) in by_value(failed)
     )
 
 

@@ -164,7 +164,8 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         "store-gone.file-deleted-by" if culprits else "store-gone.file-deleted",
         culprits,
         waiting=context.victims,
-        evidence=(lost, *((f"{name_ranks(culprits)}: {way_to_error((place,))}",) if place else ())),
+        evidence=(lost,),
         name=PurePath(path).name,
+        place=place,
         needed_by=ranks,
     )

@@ -474,10 +474,9 @@ def _undecided(gathered: Gathered) -> list[Finding]:
         facts.append(catalogue.words("undecided.files-aborted.aborted", ranks=aborted))
     if not (gathered.certain or stopped or facts):
         return []
-    kind = "undecided.files-certain" if gathered.certain else _how_they_stopped(case, stopped)
     return [
         catalogue.finding(
-            kind,
+            _how_they_stopped(gathered, stopped),
             (),
             waiting=case.where(Activity.WAITING),
             evidence=(*facts, *_facts(case)),
@@ -492,8 +491,11 @@ def _undecided(gathered: Gathered) -> list[Finding]:
 _TIMED_OUT = re.compile(r"Timed out waiting \d+ms for (send|recv) operation")
 
 
-def _how_they_stopped(case: Case, stopped: Ranks) -> str:
+def _how_they_stopped(gathered: Gathered, stopped: Ranks) -> str:
     """Return the kind that says how these ranks stopped, and what their errors say of others."""
+    case = gathered.case
+    if gathered.certain:
+        return "undecided.files-certain"
     if not stopped:
         return "undecided.files-aborted"
     errors = [case.ranks[rank].error.text for rank in stopped]

@@ -148,7 +148,9 @@ def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
     states = [state, RankState(1, Status.READY)]
     (finding,) = failures.failed_in_set_up(states, Case(reports))
     assert (finding.ranks, finding.remedy) == ((0,), "Use gloo.")
-    assert finding.cause == "process-group: This torch was built without NCCL"
+    assert finding.cause == (
+        "Rank 0 failed in stage `process-group` of setup: This torch was built without NCCL"
+    )
 
 
 def waits(rank: int, **fields: object) -> RankReport:

@@ -195,7 +195,7 @@ def test_every_rank_with_a_port_of_its_own_is_one_mistake_against_the_stores_hos
     ranks = [waiting(0, "store", came[0]), knocking(1, came[1]), knocking(2, came[2])]
     finding = the_one(*ranks, store="rank0")
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (1, 2))
-    assert finding.cause.endswith("different values of `MASTER_PORT`; rank 0 has `40000`")
+    assert finding.cause.endswith("have other values of `MASTER_PORT`, but rank 0 has `40000`")
     assert finding.evidence == tuple(f"rank {r}: MASTER_PORT={40000 + r}" for r in range(3))
 
 

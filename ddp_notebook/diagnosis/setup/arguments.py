@@ -6,6 +6,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
@@ -170,21 +171,24 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         # The store is where it is, however many ranks agree on another place.
         right, culprits, who = expected, tuple(sorted(values)), ("the session's store",)
     wrong = {values[rank] for rank in culprits}
-    # A port that was chosen for this start, by whomever, is another one at the next.
     shown = f"`{name}`" if name.isupper() else name
-    for_all = shown if name == "MASTER_PORT" and right != expected else ""
+    facts: dict[str, Any] = {"different": shown}
+    if len(wrong) == 1:
+        facts = {"setting": _setting(name, *wrong)}
+    if right == expected:
+        facts["launched"] = shown
+    elif name == "MASTER_PORT":  # chosen for this start, it is another one at the next
+        facts["for_all"] = shown
+    else:
+        facts["correct"] = _setting(name, right)
     return catalogue.finding(
-        "env-mismatch.differs" if len(wrong) == 1 else "env-mismatch.differ",
+        "env-mismatch.differs",
         culprits,
         waiting=case.waiting,
         evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
-        name=shown,
-        setting=_setting(name, *wrong) if len(wrong) == 1 else "",
         majority=who,
         right=right,
-        launched=shown if right == expected else "",
-        for_all=for_all,
-        correct="" if for_all or right == expected else _setting(name, right),
+        **facts,
     )
 
 

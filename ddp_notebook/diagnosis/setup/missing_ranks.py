@@ -10,12 +10,13 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import (
     call_number,
+    doing,
     evidence_of,
     in_setup,
     of_each,
     opens_store,
-    raised_words,
     stuck_workers,
+    way_to_error,
     where_busy,
     works,
 )
@@ -96,32 +97,25 @@ def _absent(
     path = next((e.path for e in waiting if e.path), ())
     call = Collective(waiting[0].rank, 0, called, api=called, path=path)
     test = context.sources.condition(call, None, here, ranks)
-    decides = test is not None and test.decides >= Varies.BY_RANK
+    if test is not None and test.decides < Varies.BY_RANK:
+        test = None
     advice = catalogue.words(
         "missing-rank.never-called.in-a-script"
         if context.case.script
         else "missing-rank.never-called.in-a-cell"
     )
-    facts = [
-        catalogue.words(
-            "missing-rank.never-called.raised",
-            ranks=(e.rank,),
-            error=raised_words(e.error.type, e.error.text, e.error.at),
-        )
-        if e.activity is Activity.FAILED
-        else f"rank {e.rank} is idle"
-        for e in (context.reports[rank] for rank in ranks)
-    ]
-    if test is not None and decides:
+    facts = [f"rank {rank} {doing(context.reports[rank])}" for rank in ranks]
+    if test is not None:
         facts.append(f"{test.place}: {test.place.text}")
+        advice = ""
     return catalogue.finding(
         kind,
         ranks,
         waiting=context.case.waiting,
         evidence=tuple(facts),
         call=called,
-        test=test.quoted.rstrip(":") if test is not None and decides else "",
-        advice="" if decides else advice,
+        test=test and test.quoted.rstrip(":"),
+        advice=advice,
     )
 
 
@@ -285,27 +279,23 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
 
 
 def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
-    due = next(worker for _, worker in of if worker.due)
-    facts = [
-        catalogue.words(
-            "dataloader-deadlock.stopped.fact"
-            if due.stopped
-            else "dataloader-deadlock.locked.fact",
-            ranks=(rank,),
-            pid=worker.pid,
-            still_s=worker.still_s,
-        )
+    due, more = next(worker for _, worker in of if worker.due), []
+    kind, fact = "dataloader-deadlock.locked", "dataloader-deadlock.locked.fact"
+    if due.stopped:
+        kind, fact = "dataloader-deadlock.stopped", "dataloader-deadlock.stopped.fact"
+    elif due.place is not None:
+        more.append(way_to_error((due.place,)))
+    if due.forked and not due.stopped:
+        more.append(catalogue.words("dataloader-deadlock.locked.forked"))
+    facts = (
+        catalogue.words(fact, ranks=(rank,), pid=worker.pid, still_s=worker.still_s)
         for rank, worker in of
-    ]
-    if not due.stopped and due.place is not None:
-        facts.append(f"{due.place}: {due.place.text}" if due.place.text else str(due.place))
-    if not due.stopped and due.forked:
-        facts.append(catalogue.words("dataloader-deadlock.locked.forked"))
+    )
     return catalogue.finding(
-        "dataloader-deadlock.stopped" if due.stopped else "dataloader-deadlock.locked",
+        kind,
         tuple(dict(of)),
         waiting=waiting,
-        evidence=tuple(facts),
+        evidence=(*facts, *more),
         workers=tuple(str(worker.pid) for _, worker in of),
         pids=" ".join(str(worker.pid) for _, worker in of if worker.stopped),
     )

@@ -30,8 +30,11 @@ def stale_files(context: Context) -> Iterator[Finding]:
     case = context.case
     callers = tuple(e for e in case.callers if e.arguments.method == "file")
     claimed = [e.arguments.rank for e in callers]
-    stale = tuple(e.rank for e in callers if e.arguments.stale)
-    proofs = [catalogue.words("stale-store.earlier-run.own", ranks=stale)] if stale else []
+    proofs = [
+        catalogue.words("stale-store.earlier-run.own", rank=e.rank)
+        for e in callers
+        if e.arguments.stale
+    ]
     for rank, count in sorted(next((e.file.claims for e in callers if e.file.exists), {}).items()):
         if count > max(1, claimed.count(int(rank))):
             proofs.append(catalogue.words("stale-store.earlier-run.twice", rank=rank))
@@ -247,6 +250,7 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
             ),
         ),
         key=key,
+        example=key.partition(", ")[0],
         waiters=waiting,
     )
 
