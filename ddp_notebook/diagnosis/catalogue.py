@@ -4,6 +4,7 @@ A rule names a kind (``straggler.stopped``) and gives facts; `finding` fills the
 fix with them. In a template:
 
 - ``{call}`` is a fact: ranks as "ranks 0, 1 and 3", other tuples as "a, b and c";
+- ``{ranks:set}`` is how ranks are typed: "0,2-4";
 - ``{ranks:waits|wait}`` is the form that goes with how many there are, and of a number the number
   with its noun: ``{steps:step|steps}`` is "3 steps";
 - ``<<, in {where}>>`` is left out where a fact in it is empty.
@@ -27,6 +28,7 @@ from ddp_notebook.model import (
     Ranks,
     Side,
     agree,
+    format_ranks,
     in_brackets,
     name_ranks,
 )
@@ -59,6 +61,7 @@ def page(category: Category) -> str:
 def finding(
     kind: str,
     ranks: Ranks,
+    /,
     *,
     waiting: Ranks = (),
     evidence: tuple[str, ...] = (),
@@ -71,9 +74,9 @@ def finding(
 
     `ranks` and `waiting` are facts of the templates, too. The place `site` ends the title if there
     is room for it, and else is the first line of evidence. The magics that the fix has in
-    backticks are the commands of the finding.
+    backticks are the commands of the finding, as far as they can be run as they stand.
     """
-    facts |= {"ranks": ranks, "waiting": waiting}
+    facts |= {"ranks": ranks, "waiting": tuple(rank for rank in waiting if rank not in ranks)}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)
     if site is not None and len(title) + len(in_brackets(site)) <= _LONGEST_TITLE:
         title += in_brackets(site)
@@ -87,13 +90,13 @@ def finding(
         waiting,
         evidence,
         passing,
-        tuple(re.findall(r"`(%[^`]+)`", fix)),
+        tuple(_COMMANDS.findall(fix)),
         sides,
         titled=True,
     )
 
 
-def words(key: str, **facts: object) -> str:
+def words(key: str, /, **facts: object) -> str:
     """Fill the template ``category.kind.part`` with facts; the sentence begins with a capital."""
     category, kind, part = key.split(".")
     template = " ".join(entry(category)["kinds"][kind][part].split())
@@ -102,6 +105,7 @@ def words(key: str, **facts: object) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+_COMMANDS = re.compile(r"`(%ddp_(?:abort|where|why|(?:restart|step) --ranks)\b[^`]*)`")
 _OPTIONAL = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
@@ -119,6 +123,8 @@ class _Facts(Formatter):
             if isinstance(value, int):
                 return f"{value:,} {one if value == 1 else many}"
             return agree(value, one, many)
+        if format_spec == "set":
+            return format_ranks(value)
         if isinstance(value, tuple | list):
             if all(isinstance(each, int) for each in value):
                 return name_ranks(value)

@@ -18,12 +18,13 @@ class _SeveralCauses:
     """A text that says what happened to the rank that prints it, and not why."""
 
     pattern: re.Pattern[str]
-    means: str
+    text: str
+    """Its name in ``messages/texts.toml``, which says what it means."""
     causes: tuple[Category, ...]
 
 
-def _several(pattern: str, means: str, *causes: Category) -> _SeveralCauses:
-    return _SeveralCauses(re.compile(pattern, re.IGNORECASE), means, causes)
+def _several(pattern: str, text: str, *causes: Category) -> _SeveralCauses:
+    return _SeveralCauses(re.compile(pattern, re.IGNORECASE), text, causes)
 
 
 _DIVERGED = (
@@ -40,21 +41,18 @@ _TEXTS = (
     _several(
         r"Watchdog caught collective operation timeout"
         r"|Timed out waiting \d+ms for (?:recv|send)\w* operation",
-        "The rank that prints this waited: another rank did not join the collective within the "
-        "group's timeout (by default 30 minutes; 10 with NCCL).",
+        "not-joined",
         *_DIVERGED,
     ),
     _several(
         r"watchdog got stuck for \d+|heartbeat monitor",
-        "The thread of NCCL that watches collectives was blocked itself, most often by a call of "
-        "CUDA behind a collective that hangs.",
+        "watchdog-blocked",
         *_DIVERGED,
     ),
     _several(
         r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Socket closed"
         r"|failed to recv, got 0 bytes|ncclRemoteError",
-        "The rank that prints this lost its connection: another rank, or its process group, ended "
-        "first.",
+        "lost-connection",
         _C.EXCEPTION_ON_ONE_RANK,
         _C.RANK_DIED,
         _C.EARLY_EXIT,
@@ -63,8 +61,7 @@ _TEXTS = (
     _several(
         r"\d+/\d+ clients joined|client socket has timed out|RendezvousTimeoutError"
         r"|RendezvousConnectionError|Socket Timeout",
-        "The rank that prints this did not find the others, or the process behind MASTER_ADDR and "
-        "MASTER_PORT, in time.",
+        "not-found",
         _C.MISSING_RANK,
         _C.UNREACHABLE_MASTER,
         _C.ENV_MISMATCH,
@@ -73,20 +70,19 @@ _TEXTS = (
     ),
     _several(
         r"wait timeout after \d+ms, keys",
-        "The rank that prints this waited for a key that another rank was to set in the store.",
+        "key-not-set",
         _C.MISSING_RANK,
         _C.DUPLICATE_RANK,
         _C.UNSET_KEY,
     ),
     _several(
         r"failed to pass monitoredBarrier|monitoredBarrier.*timed out",
-        "The ranks that it names did not reach the barrier in time.",
+        "barrier-not-reached",
         *_DIVERGED,
     ),
     _several(
         r"Detected mismatch between collectives on ranks",
-        "Ranks called different collectives, or with tensors that do not match: the text shows "
-        "both.",
+        "calls-differ",
         _C.MISMATCHED_ORDER,
         _C.SHAPE_MISMATCH,
         _C.DTYPE_MISMATCH,
@@ -95,29 +91,27 @@ _TEXTS = (
     ),
     _several(
         r"ChildFailedError|exit ?code\s*:? *-\d+",
-        "torchrun reports the rank whose process ended first, and that need not be the cause. Exit "
-        "code -9 is SIGKILL, which the kernel sends when memory runs out.",
+        "child-failed",
         _C.EXCEPTION_ON_ONE_RANK,
         _C.RANK_DIED,
         _C.OOM_ON_ONE_RANK,
     ),
     _several(
         r"SignalException|closing signal SIG\w+|got signal: \d+",
-        "torchrun itself was ended by a signal, and ended the ranks: SIGHUP (1) when its terminal "
-        "closed, SIGTERM (15) from a scheduler. No rank is at fault.",
+        "ended-by-signal",
     ),
     _several(
         r"destroy_process_group\(\) was not called",
-        "A warning: the process ended with its group open.",
+        "not-destroyed",
         _C.MISSING_DESTROY,
     ),
     _several(
         r"Default process group has not been initialized",
-        "A collective was called before init_process_group, or after destroy_process_group.",
+        "no-group",
     ),
     _several(
         r"ncclUnhandledCudaError|unhandled cuda error",
-        "A call of CUDA failed inside NCCL: the first error of CUDA on that rank says why.",
+        "cuda-in-nccl",
         _C.EXCEPTION_ON_ONE_RANK,
         _C.OOM_ON_ONE_RANK,
         _C.GPU_MAPPING,
@@ -133,14 +127,20 @@ def explain(text: str) -> str | None:
     found = []
     for meaning in MEANINGS:
         if match := meaning.pattern.search(text):
-            cause, remedy = meaning.words(match)
-            found.append(
-                f"{_quoted(match)}  [{meaning.category.value}]\n"
-                f"  {_sentence(cause)}\n  fix: {_sentence(remedy)}"
+            title, fix = (
+                catalogue.words(
+                    f"{meaning.kind}.{part}",
+                    ranks=("this rank",),
+                    waiting=(),
+                    found=meaning.found(match),
+                )
+                for part in ("title", "fix")
             )
+            category = meaning.kind.partition(".")[0]
+            found.append(f"{_quoted(match)}  [{category}]\n  {title}.\n  Fix: {fix}")
     for known in _TEXTS:
         if match := known.pattern.search(text):
-            lines = [_quoted(match), f"  {known.means}"]
+            lines = [_quoted(match), f"  {catalogue.words(f'texts.{known.text}.means')}"]
             if len(known.causes) > 1:
                 lines += [
                     "  Look first at the rank that printed nothing, or something else.",
@@ -159,8 +159,4 @@ def near(word: str) -> list[str]:
 
 
 def _quoted(match: re.Match[str]) -> str:
-    return f"«{cut(' '.join(match[0].split()), 80)}»"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return f"`{cut(' '.join(match[0].split()), 80)}`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.diagnosis import catalogue
-from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import IN_A_TITLE, doing, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -16,22 +16,14 @@ from ddp_notebook.model import (
     Ranks,
     RankState,
     Status,
-    agree,
     by_value,
     cut,
     name_ranks,
-    them,
-    verb,
 )
 
 UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
 _SHOWN_FROM_S = 3.0
-_CORRECT = "Correct the error, and run it again."
-_NO_GROUP = (
-    "In a cell: %ddp_abort makes the group of %ddp_init again; variables stay. In a script: call "
-    "dist.init_process_group before, and dist.destroy_process_group after all else."
-)
 
 
 def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
@@ -51,31 +43,37 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
         return (_left(left, failed),)
     own = own or failed
     lost = [end for end in failed if end not in own]
-    category = Category.EXCEPTION_ON_ONE_RANK
+    kinds = "exception-on-one-rank.ended", "exception-on-one-rank.without-a-group"
     if len(own) == len(ranks):
-        category = Category.EXCEPTION
-    same: dict[tuple[str, str], list[int]] = {}
+        kinds = "exception.on-all-ranks", "exception.without-a-group"
+    same: dict[tuple[str, str], list[CellFinished]] = {}
     for end in own:
         way = way_to_error(end.path) if end.path else ""
-        same.setdefault((f"raised {_words(end)}", way), []).append(end.rank)
+        same.setdefault((_words(end, 300), way), []).append(end)
     facts = tuple(
-        f"rank {end.rank} lost its connection to one that had gone: {_words(end)}" for end in lost
-    )
-    return tuple(
-        Finding(
-            category,
-            tuple(sorted(who)),
-            cause,
-            _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT,
-            tuple(end.rank for end in lost),
-            (f"{name_ranks(who)}: {way}", *facts) if way else facts,
+        catalogue.words(
+            "exception-on-one-rank.ended.lost", ranks=(end.rank,), error=_words(end, 300)
         )
-        for (cause, way), who in same.items()
+        for end in lost
     )
+    findings = []
+    for (full, way), alike in same.items():
+        who, words = tuple(sorted(end.rank for end in alike)), _words(alike[0])
+        known = (way, full if words != full else "")
+        findings.append(
+            catalogue.finding(
+                kinds[bool(torch_errors.NO_GROUP.search(full))],
+                who,
+                waiting=tuple(end.rank for end in lost),
+                evidence=(*(f"{name_ranks(who)}: {fact}" for fact in known if fact), *facts),
+                error=words,
+            )
+        )
+    return tuple(findings)
 
 
-def _words(end: CellFinished) -> str:
-    return raised_words(end.ename, end.evalue, end.path)
+def _words(end: CellFinished, most: int = IN_A_TITLE) -> str:
+    return raised_words(end.ename, end.evalue, end.path, most)
 
 
 def _lost_store(end: CellFinished) -> bool:
@@ -86,24 +84,17 @@ def _lost_store(end: CellFinished) -> bool:
 
 def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     """Ranks that finished while others needed them; of several it is not known which."""
-    victims = tuple(sorted(end.rank for end in failed))
     one = len(left) == 1
-    who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
-    lost = "; ".join(f"{name_ranks((end.rank,))}: {_words(end)}" for end in failed)
-    category, culprits = (Category.EARLY_EXIT, left) if one else (Category.UNDECIDED, ())
-    cause = f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed"
-    remedy = (
-        "Let every rank do the same number of steps, and finish before one leaves: "
-        "dist.barrier() before destroy_process_group()."
-    )
+    kind = "early-exit.left-first" if one else "undecided.left-first"
     if one and all(map(_lost_store, failed)):
-        category = Category.STORE_GONE
-        cause = f"{who}, and with it the store that {name_ranks(victims)} still needed"
-        remedy = (
-            "Let the rank that hosts the store wait for the others before it ends: count them in "
-            "the store (store.add), or dist.barrier()."
-        )
-    return Finding(category, culprits, cause, remedy, victims, (lost,))
+        kind = "store-gone.host-ended"
+    return catalogue.finding(
+        kind,
+        left if one else (),
+        waiting=tuple(sorted(end.rank for end in failed)),
+        evidence=tuple(f"rank {end.rank}: {_words(end, 300)}" for end in failed),
+        left=left,
+    )
 
 
 def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
@@ -136,8 +127,9 @@ def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, 
     failed = {
         state.rank: (
             certain.get(state.rank, ""),
-            cut(f"{state.entering.value}: {state.cause.rstrip('.')}", 300),
-            state.remedy or "Correct the error, then: %ddp_init",
+            state.entering.value,
+            cut(state.cause.rstrip("."), 300),
+            state.remedy,
         )
         for state in states
         if state.status is Status.FAILED and state.entering is not None and state.cause
@@ -146,10 +138,11 @@ def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, 
         Finding(
             Category(category) if category in set(Category) else Category.EXCEPTION,
             ranks,
-            cause,
-            remedy,
+            catalogue.words("exception.in-setup.title", ranks=ranks, stage=stage, cause=cause),
+            remedy or catalogue.words("exception.in-setup.fix"),
+            titled=True,
         )
-        for ranks, (category, cause, remedy) in by_value(failed)
+        for ranks, (category, stage, cause, remedy) in by_value(failed)
     )
 
 
@@ -168,18 +161,15 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
     probes = {e.rank: e.network.probe for e in case.ranks if e.inside == "store"}
     targets = {rank: probe.target for rank, probe in probes.items() if probe.state == "open"}
     stores = (
-        f"{target} accepts the connection of {name_ranks(ranks)}; whether a store answers there is "
-        "not known"
+        catalogue.words("undecided.waiting-for-long.store", ranks=ranks, target=target)
         for ranks, target in by_value(targets)
     )
-    return Finding(
-        Category.UNDECIDED,
+    return catalogue.finding(
+        "undecided.waiting-for-long",
         (),
-        f"{verb(stuck, 'has', 'have')} waited for {longest_s:.0f} s, and the cause is not known",
-        "See the line of each rank: %ddp_where. Or free them: %ddp_abort",
-        stuck,
-        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *stores),
-        commands=("%ddp_where", "%ddp_abort"),
+        waiting=stuck,
+        evidence=(*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *stores),
+        waited_s=longest_s,
     )
 
 
@@ -238,18 +228,12 @@ def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | N
     facts = (f"rank {rank}: {stopped[rank]}" for rank in ranks if stopped[rank])
     places = {str(path[-1]) if path else "" for path in paths.values()}
     late = "" not in places
-    was = "interrupted"
-    if late:
-        they = agree(ranks, "it was", "they were")
-        was = f"still at {', '.join(sorted(places))} when {they} interrupted"
-    return Finding(
-        Category.STRAGGLER if late else Category.EARLY_EXIT,
+    return catalogue.finding(
+        "straggler.interrupted" if late else "early-exit.interrupted",
         ranks,
-        f"{verb(ranks, 'was', 'were')} {was}, and {verb(waiting, 'waits', 'wait')} since",
-        f"Free {them(waiting)}: %ddp_abort",
-        waiting,
-        (*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),
-        commands=("%ddp_abort",),
+        waiting=waiting,
+        evidence=(*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),
+        places=tuple(sorted(places)),
     )
 
 

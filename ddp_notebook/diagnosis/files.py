@@ -7,19 +7,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
 from ddp_notebook.model import (
     Activity,
-    Category,
     Finding,
     RankReport,
     Ranks,
-    agree,
-    at_place,
     by_value,
     name_ranks,
-    verb,
 )
 
 _RACED = ("FileExistsError", "FileNotFoundError")
@@ -50,15 +47,16 @@ def raced_paths(context: Context) -> Iterator[Finding]:
         if len(ranks) == len(reports):
             continue  # none was first
         first = reports[ranks[0]].error
-        yield Finding(
-            Category.FILESYSTEM,
+        yield catalogue.finding(
+            "filesystem.raced",
             tuple(reports),
-            f"every rank changes one path there, and {name_ranks(ranks)} came after another had "
-            f"done it: {raised_words(first.type, first.text, first.at)}",
-            "Let rank 0 alone do it, and the others wait in dist.barrier(); or allow that it is "
-            "done (exist_ok=True, ignore_errors=True).",
-            context.victims,
-            tuple(f"rank {rank}: {way_to_error(reports[rank].error.at)}" for rank in ranks),
+            waiting=context.victims,
+            evidence=(
+                *(f"rank {rank}: {way_to_error(reports[rank].error.at)}" for rank in ranks),
+                f"{name_ranks(ranks)}: {raised_words(first.type, first.text, (), 300)}",
+            ),
+            late=ranks,
+            error=first.type,
         )
 
 
@@ -82,53 +80,34 @@ def missed_paths(context: Context) -> Iterator[Finding]:
 
 def _why_missing(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
     ranks, first = tuple(missing), next(iter(missing.values())).error
-    at = at_place(first.at[-1])
     # Each rank may miss a file of its own: of several nothing is said that holds for one.
     one_path = len({e.error.path for e in missing.values()}) == 1
-    category, culprits = Category.FILESYSTEM, ranks
+    culprits, makers = ranks, _changed_by_others(context, missing, ("written", "made"))
     removers = _changed_by_others(context, missing, ("removed",))
-    elsewhere = _made_elsewhere(context, missing)
+    elsewhere, made_in, wanted = _made_elsewhere(context, missing), "", PurePath(first.path)
     if one_path and removers and not first.path_exists:
-        culprits = removers
-        cause = (
-            f"{verb(removers, 'has', 'have')} removed or renamed {first.path} before "
-            f"{name_ranks(ranks)} {agree(ranks, 'was', 'were')} done with it{at}"
-        )
-        remedy = (
-            "Remove it only once every rank is done with it: dist.barrier() on all ranks, before."
-        )
+        kind, culprits = "filesystem.removed-early", removers
     elif one_path and all(e.error.path_exists for e in missing.values()):
-        makers = _changed_by_others(context, missing, ("written", "made"))
-        who = name_ranks(makers) if makers else "another process"
-        cause = (
-            f"{verb(ranks, 'needs', 'need')} {first.path}{at} before {who} had made it: it is "
-            "there by now"
-        )
-        remedy = (
-            "Have all ranks wait for it: dist.barrier() on every rank, behind the line that makes "
-            "it."
-        )
+        kind = "filesystem.needed-early"
     elif elsewhere is not None:
-        category = Category.WRONG_PATH_ON_RANK
-        (path, makers), wanted = elsewhere, PurePath(first.path)
-        cause = (
-            f"{verb(ranks, 'looks', 'look')} for {wanted.name} in {wanted.parent}{at}, and "
-            f"{name_ranks(makers)} made it in {path.parent}"
-        )
-        remedy = (
-            "Make the path on one rank and give it to the others (dist.broadcast_object_list): a "
-            "clock, a temporary folder or a host's name is another on each rank."
-        )
+        kind, (path, makers) = "wrong-path-on-rank.elsewhere", elsewhere
+        made_in = str(path.parent)
     else:
         return None
-    return Finding(
-        category,
+    return catalogue.finding(
+        kind,
         culprits,
-        cause,
-        remedy,
         # That ranks failed for want of the path is no mistake of theirs besides.
-        tuple(sorted({*context.victims, *missing})),
-        tuple(f"rank {r}: {way_to_error(e.error.at)}: {e.error.path}" for r, e in missing.items()),
+        waiting=tuple(sorted({*context.victims, *missing})),
+        evidence=tuple(
+            f"rank {rank}: {way_to_error(e.error.at)}: {e.error.path}"
+            for rank, e in missing.items()
+        ),
+        missing=ranks,
+        name=wanted.name,
+        folder=wanted.parent,
+        makers=makers or ("another process",),
+        made_in=made_in,
     )
 
 
@@ -179,19 +158,13 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
     path = waiting[0].file.path
     files = {place.file for e in waiting for place in e.path}
     culprits, place = context.sources.who_calls(_DELETES, sorted(files), tuple(context.reports))
-    ranks: Ranks = tuple(e.rank for e in waiting)
-    need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
-    cause = f"the file of the rendezvous, {path}, was deleted {need}"
-    if culprits:
-        cause = (
-            f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
-        )
-    yield Finding(
-        Category.STORE_GONE,
+    ranks = tuple(e.rank for e in waiting)
+    lost = catalogue.words("store-gone.file-deleted.lost", ranks=ranks, path=path)
+    yield catalogue.finding(
+        "store-gone.file-deleted-by" if culprits else "store-gone.file-deleted",
         culprits,
-        cause,
-        "Delete it before any rank is started, or when all ranks have left: after "
-        "dist.destroy_process_group() on every rank.",
-        context.victims,
-        (f"nothing that {name_ranks(ranks)} wrote is in {path} any more",),
+        waiting=context.victims,
+        evidence=(lost, *((f"{name_ranks(culprits)}: {way_to_error((place,))}",) if place else ())),
+        name=PurePath(path).name,
+        needed_by=ranks,
     )

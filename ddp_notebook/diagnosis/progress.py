@@ -30,6 +30,8 @@ LONG_STILL_S = 5.0
 """Seconds after which it is said where a rank stands that uses no CPU time."""
 
 
+IN_A_TITLE = 60
+"""How much of an error's message a title has."""
 _BESIDE_OTHERS = 160
 """How much of an error stands beside what the other ranks do."""
 
@@ -104,7 +106,7 @@ def where_busy(e: RankReport) -> str:
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
     if stands_still(e):
-        return f", but uses no CPU time: it has been in {e.doing}"
+        return f" in {e.doing}, but uses no CPU time"
     return f" in {e.doing}" if e.doing else ""
 
 
@@ -126,7 +128,7 @@ def standing(reports: Iterable[RankReport]) -> str:
     )
 
 
-def raised_words(name: str, text: str, path: Sequence[Place], most: int = 300) -> str:
+def raised_words(name: str, text: str, path: Sequence[Place], most: int = IN_A_TITLE) -> str:
     """Return what was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
 
     `path` are the user's lines that it passed through; of the message so many characters.
@@ -178,7 +180,7 @@ _DOES = {
     Activity.BUSY: ("busy: {}", "busy"),
     Activity.HELD: ("paused {}", "paused (by %ddp_step)"),
     Activity.DEAD: ("its process is gone", "its process is gone"),
-    Activity.IDLE: ("runs nothing", "runs nothing"),
+    Activity.IDLE: ("is idle", "is idle"),
     Activity.SILENT: ("does not answer ({})", "does not answer"),
 }
 """The words for an activity: with what the rank does, and where that is not known."""

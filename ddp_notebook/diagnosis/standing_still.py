@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import named, side
-from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
+from ddp_notebook.diagnosis.collectives.describe import called, named, side
 from ddp_notebook.diagnosis.collectives.groups import other_groups
-from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
@@ -24,18 +23,13 @@ from ddp_notebook.diagnosis.source_code.sources import Condition, Sources
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Case,
-    Category,
     Collective,
     Diagnosis,
     Finding,
     Part,
     Ranks,
     Side,
-    agree,
     by_value,
-    name_ranks,
-    them,
-    verb,
 )
 
 WAIT = frozenset(
@@ -98,14 +92,8 @@ def _never_joined(case: Case) -> Iterator[Finding]:
     waiting = tuple(report for report in case.ranks if in_setup(report))
     sizes = {report.arguments.world_size for report in waiting}
     if len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
-        ranks = tuple(report.rank for report in waiting)
-        yield Finding(
-            Category.MISSING_RANK,
-            ended,
-            f"{verb(ended, 'has', 'have')} ended without an error and without joining the group "
-            f"that {verb(ranks, 'waits', 'wait')} for",
-            "Call init_process_group on every rank.",
-            ranks,
+        yield catalogue.finding(
+            "missing-rank.ended", ended, waiting=tuple(report.rank for report in waiting)
         )
 
 
@@ -130,15 +118,13 @@ def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
     if not at or any(record.group != DEFAULT_GROUP for record in at.values()):
         return
     waiting = tuple(sorted(at))
-    calls = " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
-    where = "; ".join(f"rank {rank} is busy{where_busy(context.reports[rank])}" for rank in late)
-    yield Finding(
-        Category.STRAGGLER,
+    yield catalogue.finding(
+        "straggler.busy-elsewhere",
         late,
-        f"{verb(waiting, 'waits', 'wait')} in {calls}; {where}",
-        f"Wait for {them(late)}.",
-        waiting,
+        waiting=waiting,
+        evidence=tuple(f"rank {rank}: busy{where_busy(context.reports[rank])}" for rank in late),
         passing=True,
+        calls=tuple(dict.fromkeys(called(record) for _, record in sorted(at.items()))),
     )
 
 
@@ -150,16 +136,13 @@ def _rings(at: Mapping[int, Collective]) -> Iterator[Finding]:
         same = len({(record.operation, record.group) for record in records}) == 1
         if len(ring) > 1 and same and records[0].group == DEFAULT_GROUP:
             ranks = tuple(sorted(ring))
-            sends = records[0].operation == "send"
-            yield Finding(
-                Category.P2P_MISMATCH,
+            yield catalogue.finding(
+                "p2p-mismatch.all-send"
+                if records[0].operation == "send"
+                else "p2p-mismatch.all-receive",
                 ranks,
-                f"each of {name_ranks(ranks)} {'sends' if sends else 'receives'}, and none "
-                f"{'receives' if sends else 'sends'}: "
-                + "; ".join(f"rank {record.rank} is in {named(record)}" for record in records),
-                "Let one of each two ranks send first and the other receive first, or use "
-                "batch_isend_irecv.",
-                ranks,
+                waiting=ranks,
+                evidence=tuple(f"rank {record.rank}: {named(record)}" for record in records),
             )
 
 
@@ -207,8 +190,7 @@ def _alone_at(context: Context, own: _Site, test: Condition, other: _Site) -> It
     """Where it is certain that the others do not come to the call, or to one that meets it."""
     sure = own.of_all or test.decides is Varies.JUST_SO
     if other.of_all and sure and not context.sources.answered(own.record, test):
-        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
-        yield _alone(context, own, test, rest, side(other.ranks, other.record))
+        yield _alone(context, own, test, side(other.ranks, other.record), called(other.record))
 
 
 def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
@@ -217,18 +199,20 @@ def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
     return condition if condition is not None and condition.decides >= Varies.BY_RANK else None
 
 
-def _alone(context: Context, own: _Site, test: Condition, rest: str, there: Side) -> Finding:
-    """A call that a test of the rank has some ranks make alone; `rest` says of the others."""
-    ranks, record = own.ranks, own.record
-    return Finding(
-        Category.CONDITIONAL_COLLECTIVE,
-        ranks,
-        f"{name_ranks(ranks)} alone {agree(ranks, 'calls', 'call')} {named(record)} "
-        f"({test.quoted}); {rest}",
-        f"Call {record.operation} on every rank of its group: move it out of the condition.",
-        context.victims,
-        (f"{test.place}: {test.place.text}",),
-        sides=(side(ranks, record), there),
+def _alone(
+    context: Context, own: _Site, test: Condition, there: Side, elsewhere: str = ""
+) -> Finding:
+    """A call that a test of the rank has some ranks make alone; the others are `elsewhere`."""
+    return catalogue.finding(
+        "conditional-collective.only-some" if elsewhere else "conditional-collective.others-ended",
+        own.ranks,
+        waiting=context.victims,
+        evidence=(f"{test.place}: {test.place.text}",),
+        sides=(side(own.ranks, own.record), there),
+        call=called(own.record),
+        others=there.ranks,
+        elsewhere=elsewhere,
+        test=test.quoted.rstrip(":"),
     )
 
 
@@ -249,14 +233,14 @@ def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
         return
     if not _is_plain(sources, other):
         return
-    yield Finding(
-        Category.UNEVEN_INPUTS,
+    yield catalogue.finding(
+        "uneven-inputs.past-the-loop",
         min(past.ranks, inside.ranks, key=len),
-        f"{verb(past.ranks, 'is', 'are')} past the loop, in {named(past.record)}, while "
-        f"{verb(inside.ranks, 'is', 'are')} in {named(inside.record)}",
-        UNEVEN_REMEDY,
-        context.victims,
+        waiting=context.victims,
         sides=(side(past.ranks, past.record), side(inside.ranks, inside.record)),
+        past=past.ranks,
+        inside=inside.ranks,
+        call=called(inside.record),
     )
 
 
@@ -265,27 +249,27 @@ def _ended_before(
 ) -> Iterator[Finding]:
     """Ranks whose process ended without an error, while all others wait at one call."""
     sites, sources = _sites(at), context.sources
-    site, have_ended = sites[0], f"{verb(ended, 'has', 'have')} ended without an error"
+    site = sites[0]
     if len(sites) != 1 or not sources.knows(site.record) or not site.of_all:
         return
     test = sources.condition(site.record, None, site.ranks, ended)
     if test is None:
         if _is_plain(sources, site.record):
-            category, remedy, ranks = Category.MISSING_DESTROY, LEAVE_TOGETHER, ended
+            kind, ranks = "missing-destroy.ended", ended
             if site.record.part is Part.BACKWARD or sources.in_a_loop(site.record):
                 # They made fewer turns of the loop; or the others made more.
-                category, remedy = Category.UNEVEN_INPUTS, UNEVEN_REMEDY
-                ranks = min(ended, site.ranks, key=len)
-            yield Finding(
-                category,
+                kind, ranks = "uneven-inputs.ended", min(ended, site.ranks, key=len)
+            yield catalogue.finding(
+                kind,
                 ranks,
-                f"{have_ended}, while {verb(site.ranks, 'waits', 'wait')} in {named(site.record)}",
-                remedy,
-                context.victims,
+                waiting=context.victims,
                 sides=(side(site.ranks, site.record), side(ended, None)),
+                ended=ended,
+                stuck=site.ranks,
+                call=called(site.record),
             )
     elif test.decides >= Varies.BY_RANK and not sources.answered(site.record, test):
-        yield _alone(context, site, test, have_ended, side(ended, None))
+        yield _alone(context, site, test, side(ended, None))
 
 
 def _is_plain(sources: Sources, record: Collective) -> bool:

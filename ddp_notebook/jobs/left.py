@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import catalogue, diagnose_run, failures
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
@@ -416,14 +416,7 @@ def _ended_in_set_up(case: Case) -> Iterable[Finding]:
     )
     ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     if waited and ended and len(waited) + len(ended) == case.world_size:
-        yield Finding(
-            Category.MISSING_RANK,
-            ended,
-            f"{name_ranks(ended)} ended without an error and without joining the group that "
-            f"{name_ranks(waited)} waited for",
-            "Call init_process_group on every rank.",
-            waited,
-        )
+        yield catalogue.finding("missing-rank.ended", ended, waiting=waited)
 
 
 def _conditional(case: Case) -> list[Finding]:
@@ -462,51 +455,54 @@ def _conditional(case: Case) -> list[Finding]:
 def _undecided(gathered: Gathered) -> list[Finding]:
     """Say who waited, failed or was ended, where no rule says why."""
     case = gathered.case
-    waited = case.where(Activity.WAITING)
-    what = [gathered.certain or _who_waited(case)]
+    facts = []
+    stopped = tuple(sorted({*case.where(Activity.WAITING), *case.where(Activity.FAILED)}))
     ended = []
     for report in case.ranks:
         if sizes := GOT_TOO_MUCH.search(report.end.last_words):
             ended.append(report.rank)
-            what.append(
-                f"gloo ended rank {report.rank}, for another rank sent it {sizes[1]} bytes where "
-                f"it expected {sizes[2]}"
+            facts.append(
+                catalogue.words(
+                    "undecided.files-aborted.got-too-much",
+                    ranks=(report.rank,),
+                    got=sizes[1],
+                    expected=sizes[2],
+                )
             )
     aborted = tuple(r.rank for r in case.ranks if r.end.code == _ABORTED and r.rank not in ended)
     if aborted:
-        what.append(f"{name_ranks(aborted)} ended by SIGABRT, which C++ code raises on an error")
-    cause = "; ".join(filter(None, what))
-    if not cause:
+        facts.append(catalogue.words("undecided.files-aborted.aborted", ranks=aborted))
+    if not (gathered.certain or stopped or facts):
         return []
-    cause = f"{cause}; these files do not prove why"
-    return [Finding(Category.UNDECIDED, (), cause, _MORE, waited, tuple(_facts(case)))]
+    kind = "undecided.files-certain" if gathered.certain else _how_they_stopped(case, stopped)
+    return [
+        catalogue.finding(
+            kind,
+            (),
+            waiting=case.where(Activity.WAITING),
+            evidence=(*facts, *_facts(case)),
+            certain=gathered.certain,
+            stopped=stopped,
+            rest=tuple(report.rank for report in case.ranks if report.rank not in stopped),
+            ended=tuple(sorted((*ended, *aborted))),
+        )
+    ]
 
 
-_MORE = (
-    "Start the job again with DDP_NOTEBOOK=1 in its environment. When it hangs, or has ended: "
-    "ddp-notebook why"
-)
 _TIMED_OUT = re.compile(r"Timed out waiting \d+ms for (send|recv) operation")
 
 
-def _who_waited(case: Case) -> str:
-    """Say who waited in vain, and what gloo's errors say of the others; empty if none did."""
-    left = tuple(sorted({*case.where(Activity.WAITING), *case.where(Activity.FAILED)}))
-    if not left:
-        return ""
-    rest = tuple(report.rank for report in case.ranks if report.rank not in left)
-    errors = [case.ranks[rank].error.text for rank in left]
-    if not rest and all("Connection closed by peer" in text for text in errors):
-        return (
-            f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
-            "ended; these files do not say which rank closed it first"
-        )
-    if rest and all(map(_TIMED_OUT.search, errors)):
-        return (
-            f"{name_ranks(left)} gave up waiting, {name_ranks(rest)} did not: late, elsewhere in "
-            "the code, or stuck"
-        )
-    return f"{name_ranks(left)} waited or failed"
+def _how_they_stopped(case: Case, stopped: Ranks) -> str:
+    """Return the kind that says how these ranks stopped, and what their errors say of others."""
+    if not stopped:
+        return "undecided.files-aborted"
+    errors = [case.ranks[rank].error.text for rank in stopped]
+    some = len(stopped) < len(case.ranks)
+    if not some and all("Connection closed by peer" in text for text in errors):
+        return "undecided.files-all-lost"
+    if some and all(map(_TIMED_OUT.search, errors)):
+        return "undecided.files-gave-up"
+    return "undecided.files-stopped"
 
 
 def _facts(case: Case) -> Iterable[str]:

@@ -248,7 +248,7 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
     elif logs.closed and not logs.ranks:
         count = len(logs.closed)
         logs.unclaimed = (
-            f"torchrun ended {count} processes that still ran, and no rank wrote what it did"
+            f"{count} processes still ran when torchrun ended them, and no rank wrote what it did"
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.jobs import pyspy
@@ -27,7 +28,6 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import (
     Activity,
     Case,
-    Category,
     Collective,
     Collectives,
     Finding,
@@ -389,15 +389,12 @@ class Outside:
         may_go_on = "sleep(" in at or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
         if still != finding.ranks or may_go_on:
             return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
-        return Finding(
-            Category.UNDECIDED,
+        return catalogue.finding(
+            "undecided.at-rest",
             (),
-            f"{verb(finding.waiting, 'waits', 'wait')} for {name_ranks(still)}, which "
-            f"{agree(still, 'does', 'do')} nothing ({at}): asleep, or waiting for a lock, a file "
-            "or a process",
-            "Look at that line, and ask again: a rank that sleeps will be elsewhere.",
-            finding.waiting,
-            (*finding.evidence, fact),
+            waiting=finding.waiting,
+            evidence=(*finding.evidence, at, fact),
+            still=still,
         )
 
 

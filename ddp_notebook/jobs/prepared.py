@@ -15,14 +15,13 @@ from pathlib import Path
 
 from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask, with_reach
-from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
+from ddp_notebook.diagnosis import catalogue, diagnose_run, diagnose_training, failures
 from ddp_notebook.jobs import records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors, raised_in_last
 from ddp_notebook.model import (
     Activity,
     Case,
-    Category,
     Collectives,
     Diagnosis,
     Finding,
@@ -311,13 +310,13 @@ def _claimed_twice(job: Job) -> Iterator[Finding]:
             # Two jobs of one script at one address may be of two days. They are one mistake only if
             # both run, or if the one that ended did so because the other held the port.
             if len(pids) == 2 and len(ended) < 2 and all(map(_PORT_HELD.search, errors)):
-                yield Finding(
-                    Category.DUPLICATE_RANK,
+                yield catalogue.finding(
+                    "duplicate-rank.started-twice",
                     (rank,),
-                    f"processes {pids[0]} and {pids[1]} were both started as rank {rank} of "
-                    f"{job.world_size} at {first.meets}; {verb(job.absent, 'is', 'are')} missing",
-                    "Give each process a RANK of its own, from 0 to "
-                    f"{job.world_size - 1}; or end the one that is of an earlier run.",
+                    evidence=(f"both meet at {first.meets}",),
+                    pids=tuple(map(str, pids)),
+                    missing=job.absent,
+                    last=job.world_size - 1,
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -89,13 +90,10 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
         if finding.passing:
             finding = replace(finding, remedy="Wait, or end the job.", commands=())
         # Rules are written for sessions, and their remedies name magics. None of these can act on a
-        # job of others: what remains is to correct the cause and to start the job again. But a
-        # stopped rank is resumed by a signal.
-        elif finding.commands:
-            remedy = finding.remedy.partition(". ")[0] + "."
-            if finding.category is not Category.STRAGGLER or "%ddp" in remedy:
-                remedy = _AGAIN
-            finding = replace(finding, remedy=remedy, commands=())
+        # job of others: what remains is the rest of the remedy, or to start the job again.
+        elif "%ddp" in finding.remedy:
+            rest = [each for each in re.split(r"(?<=\.) ", finding.remedy) if "%ddp" not in each]
+            finding = replace(finding, remedy=" ".join(rest) or _AGAIN, commands=())
         findings.append(finding)
     return Verdict(replace(diagnosis, findings=tuple(findings)), basis, tuple(unread))
 

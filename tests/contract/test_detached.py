@@ -197,7 +197,7 @@ def test_a_restart_that_others_are_in_the_way_of_says_what_it_ended_and_blames_n
         "still in a cell. Free them with their variables: %ddp_abort."
     )
     (finding,) = ranks.why().findings
-    assert "was ended by %ddp_restart, and it has no new one yet" in finding.sentence
+    assert "Rank 1 was ended by `%ddp_restart` and has no new process yet" in finding.sentence
     assert not finding.evidence, "it was not its own code, another program or a kill -9"
     assert ranks.abort().snapshot.ready
     assert "rank 1 was ended by %ddp_restart" in str(ranks.wait().error)

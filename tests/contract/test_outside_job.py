@@ -82,7 +82,7 @@ def test_a_job_that_was_not_prepared_is_judged_when_it_hangs_and_not_before(
     while (verdict := target.why()).outcome is not Outcome.FINDING:
         assert time.monotonic() < until_s, verdict
     (finding,) = verdict.diagnosis.findings
-    assert finding.ranks == (1,) and "if rank == 1" in finding.cause, finding
+    assert finding.ranks == (1,) and "if rank == 1" in finding.remedy, finding
     assert "by py-spy" in verdict.basis and "outside" in target.about
     tree = target.where(locals=True)
     assert "barrier" in tree.stack(1).frames[-1].source, tree

@@ -34,7 +34,7 @@ def test_a_store_that_every_rank_connects_to_and_none_opens_is_a_hang_that_abort
     diagnosis = stuck(ranks, f"own = dist.TCPStore('127.0.0.1', {port}, 3, is_master=False)")
     finding = diagnosis.findings[0]
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
-    assert "no rank opens a store there" in finding.cause
+    assert "no rank opens one with `is_master=True`" in finding.cause
     ranks.abort()
     assert ranks.pull("kept") == {0: 7, 1: 8, 2: 9}
     ranks.run_cell("dist.barrier()").raise_for_error()
@@ -46,7 +46,7 @@ def test_a_store_whose_host_waits_for_a_rank_that_never_comes_is_a_hang(
     source = f"if rank != 2:\n    dist.TCPStore('127.0.0.1', {port}, 3, is_master=rank == 0)"
     finding = stuck(ranks, source).findings[0]
     assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (2,)), finding
-    assert "never called TCPStore (if rank != 2:)" in finding.cause
+    assert "never called `TCPStore`" in finding.cause and "`if rank != 2`" in finding.remedy
     ranks.abort()
     ranks.run_cell("dist.barrier()").raise_for_error()
 
@@ -99,7 +99,7 @@ def test_another_program_at_the_port_of_the_store_is_told_as_that(
     assert isinstance(error, Stuck)
     finding = error.diagnosis.findings[0]
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
-    assert f"another program answers at 127.0.0.1:{another_program}" in finding.cause
+    assert f"Another program answers at 127.0.0.1:{another_program}" in finding.cause
 
 
 def test_the_file_of_a_store_in_a_folder_that_is_missing_is_a_hang_that_ends_once_it_is_there(
@@ -121,7 +121,7 @@ def test_the_file_of_a_store_in_a_folder_that_is_missing_is_a_hang_that_ends_onc
         what="one finding of all ranks",
     )
     finding = ranks.why_now().findings[0]
-    assert f"the folder {folder}" in finding.cause
+    assert f"`{folder}` does not exist on ranks 0-2" in finding.cause
     folder.mkdir()
     ranks.wait().raise_for_error()
     assert ranks.pull("total") == dict.fromkeys(range(3), 3.0)

@@ -170,7 +170,7 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     assert "✗ Rank 1 has MASTER_PORT=1" in finding
     assert "[env-mismatch]" in finding
     assert error.startswith("Rank 1 has MASTER_PORT=1, but ")
-    assert "Fix: Set MASTER_PORT on rank 1 to what the launcher gave it." in error
+    assert "Fix: Leave MASTER_PORT on rank 1 as the launcher set it." in error
     assert "Traceback" not in text
     diagnosis, _ = well(shell, capsys, "%ddp_why")
     assert isinstance(diagnosis, Diagnosis)
@@ -284,7 +284,9 @@ def test_a_fault_is_injected_found_and_repaired_and_variables_stay(
     (finding,) = diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.DUPLICATE_RANK, (2,))
     assert shown.startswith("duplicate-rank: two processes say RANK=1\n")
-    assert shown.index("%ddp_fault --repair") < shown.index("✗ Rank 2: ")
+    assert shown.index("%ddp_fault --repair") < shown.index(
+        "✗ The processes launched as ranks 1-2 both "
+    )
     assert mistake(ranks_up, capsys, "%ddp_fault wrong-port --repair").startswith(
         "--repair is for the last fault; leave out its name"
     )

@@ -12,7 +12,8 @@ from string import Formatter
 import pytest
 
 import ddp_notebook
-from ddp_notebook.diagnosis import catalogue
+from ddp_notebook.diagnosis import catalogue, error_texts
+from ddp_notebook.diagnosis.setup.torch_errors import MEANINGS
 from ddp_notebook.model import Category
 
 PACKAGE = Path(ddp_notebook.__file__).parent
@@ -22,15 +23,18 @@ KINDS = [
     for kind in catalogue.entry(category).get("kinds", {})
 ]
 REMARKS = [("remarks", kind) for kind in catalogue.entry("remarks")["kinds"]]
+_KEY = re.compile(r"[a-z-]+(\.[a-z-]+){1,2}")
 GIVEN = {"ranks", "waiting"}
 """The facts that each title and fix can name."""
+OPTIONS = {"waiting", "evidence", "passing", "sides", "site"}
+"""What a finding can be given besides its facts."""
 
 
 class _Typical(str):
     """A fact as long as most are, whatever form is asked for."""
 
     def __format__(self, spec: str) -> str:
-        return spec.partition("|")[2] or str(self)
+        return "0,2-4" if spec == "set" else spec.partition("|")[2] or str(self)
 
 
 class _AnyFact(dict[str, _Typical]):
@@ -43,8 +47,15 @@ def facts_in(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
-    """Each call that names a kind: file, line, key, and the facts given (None for ``**``)."""
+def texts_of_the_package() -> set[str]:
+    """Every text of the package that may be the key of a kind, or of a part of one."""
+    texts = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    return {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+
+
+def calls() -> Iterator[tuple[str, list[str], set[str] | None]]:
+    """Each call that names kinds: its place, the keys, and the facts given (None for ``**``)."""
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         if "catalogue" not in text:
@@ -55,10 +66,13 @@ def calls() -> Iterator[tuple[str, int, str, set[str] | None]]:
                 "catalogue.words",
             ):
                 given = {keyword.arg for keyword in node.keywords}
-                for key in ast.walk(node.args[0]):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        names = None if None in given else {name for name in given if name}
-                        yield path.name, node.lineno, key.value, names
+                keys = [
+                    each.value
+                    for each in ast.walk(node.args[0])
+                    if isinstance(each, ast.Constant) and _KEY.fullmatch(str(each.value))
+                ]
+                names = None if None in given else {name for name in given if name}
+                yield f"{path.name}:{node.lineno}", keys, names
 
 
 @pytest.mark.parametrize("category", Category)
@@ -71,39 +85,60 @@ def test_each_category_has_a_page_in_sentences(category: Category) -> None:
     assert max(map(len, shown.splitlines())) < 350
 
 
-@pytest.mark.parametrize(("category", "kind"), KINDS, ids=".".join)
+@pytest.mark.parametrize(("category", "kind"), KINDS, ids=map(".".join, KINDS))
 def test_a_kind_is_short_and_says_what_to_do(category: str, kind: str) -> None:
     templates = catalogue.entry(category)["kinds"][kind]
     whole = re.sub("<<|>>", "", " ".join(templates["title"].split()))
     title = Formatter().vformat(whole, (), _AnyFact())
     assert len(title) <= 100, title
     assert not title.endswith(".")
-    assert templates["fix"].rstrip("`").endswith("."), templates["fix"]
+    assert templates["fix"].rstrip("`>").endswith("."), templates["fix"]
 
 
 def test_each_call_gives_the_facts_that_the_words_need() -> None:
     used, wrong = defaultdict(set), []
-    for file, line, key, given in calls():
-        category, kind, *part = key.split(".")
-        templates = catalogue.entry(category)["kinds"].get(kind)
-        if templates is None:
-            wrong.append(f"{file}:{line}: no kind {key}")
-            continue
-        parts = part or ["title", "fix"]
-        used[category, kind].update(parts)
-        named = set().union(*(facts_in(templates[each]) for each in parts))
-        other = {"waiting", "evidence", "passing", "sides", "site"} if not part else set()
-        if given is not None and (
-            lacks := (named - given - (GIVEN if not part else set())) | (given - named - other)
-        ):
-            wrong.append(f"{file}:{line}: {key} has no fact, or no use, for {sorted(lacks)}")
+    for place, keys, given in calls():
+        useful = set()
+        for key in keys:
+            category, kind, *part = key.split(".")
+            templates = catalogue.entry(category)["kinds"].get(kind)
+            if templates is None:
+                wrong.append(f"{place}: no kind {key}")
+                continue
+            parts = part or ["title", "fix"]
+            used[category, kind].update(parts)
+            named = set().union(*(facts_in(templates[each]) for each in parts))
+            useful |= named | (set() if part else OPTIONS)
+            lacks = named - (given or set()) - (set() if part else GIVEN)
+            if given is not None and lacks:
+                wrong.append(f"{place}: {key} has no fact for {sorted(lacks)}")
+        if keys and given is not None and given - useful:
+            wrong.append(f"{place}: {keys} have no use for {sorted(given - useful)}")
     assert not wrong, "\n".join(wrong)
+    names = texts_of_the_package()  # a table, or a variable, may have them as well
     unused = {
-        f"{category}.{kind}.{part}"
+        key
         for category, kind in (*KINDS, *REMARKS)
         for part in catalogue.entry(category)["kinds"][kind].keys() - used[category, kind]
+        if not names.intersection((key := f"{category}.{kind}.{part}", f"{category}.{kind}"))
+        or (part not in ("title", "fix") and key not in names)
     }
     assert not unused
+
+
+def test_what_an_error_of_torch_means_needs_no_more_than_its_text() -> None:
+    for meaning in MEANINGS:
+        category, kind = meaning.kind.split(".")
+        templates = catalogue.entry(category)["kinds"][kind]
+        named = facts_in(templates["title"]) | facts_in(templates["fix"])
+        assert named <= GIVEN | {"found"}, meaning.kind
+        found = catalogue.finding(meaning.kind, (1,), found="nccl")
+        assert " ()" not in found.sentence and "  " not in found.sentence
+
+
+def test_each_text_that_can_mean_several_things_is_explained() -> None:
+    of = {text.text for text in error_texts._TEXTS}
+    assert of == catalogue.entry("texts")["kinds"].keys()
 
 
 def test_a_template_agrees_in_number_and_leaves_out_what_is_unknown(

@@ -231,7 +231,7 @@ def test_a_peer_that_left() -> None:
     assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
     beside = the_one(play(same(3, [barrier(9), barrier(10)], r0=[barrier(9)]), {0: died(0)}))
     assert (beside.category, beside.ranks) == (Category.EARLY_EXIT, (0,))
-    assert beside.cause == "exited with code 0 while ranks 1-2 are in barrier at train.py:10"
+    assert beside.cause == "Rank 0 exited with code 0 while ranks 1-2 are in barrier at train.py:10"
     assert found(play(programs)) == [("p2p-mismatch", (0,))]
 
 

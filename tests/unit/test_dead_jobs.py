@@ -202,7 +202,7 @@ def test_an_abort_blames_nobody_for_it_may_come_after_all_was_done(tmp_path: Pat
 
     (finding,) = found.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("undecided", ())
-    assert "ranks 0-1 ended by SIGABRT" in finding.cause
+    assert "Ranks 0-1 ended by SIGABRT" in finding.cause
 
 
 def test_a_process_that_gloo_ended_for_what_another_sent_is_not_blamed(tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
 
     (finding,) = verdict.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    assert "if rank == 0" in finding.cause and "logs of ranks 0-1" in verdict.basis
+    assert "if rank == 0" in finding.remedy and "logs of ranks 0-1" in verdict.basis
     # gloo's dumps have no sends and receives: one without a record says nothing.
     dumps = trains.parent / "dumps"
     dumps.mkdir()

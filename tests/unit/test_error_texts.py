@@ -62,7 +62,7 @@ def test_the_command_line_explains_a_text_a_category_a_file_and_what_comes_by_a_
     log.write_bytes(b"step 3\n\xff\nBroken pipe\n\x1b[31mEADDRINUSE\n")
     assert main(["explain", str(log)]) == 0
     out = capsys.readouterr().out
-    assert "«Broken pipe»" in out and "[port-in-use]" in out and "\x1b" not in out
+    assert "`Broken pipe`" in out and "[port-in-use]" in out and "\x1b" not in out
     monkeypatch.setattr("sys.stdin", io.StringIO("0/4 clients joined"))
     assert main(["explain"]) == 0
     assert "Possible causes: missing-rank" in capsys.readouterr().out

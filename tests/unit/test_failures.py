@@ -34,7 +34,7 @@ def end(rank: int, evalue: str = "'key7'", outcome: str = "error") -> CellFinish
 def test_ranks_that_raised_the_same_on_the_same_line_are_one_finding() -> None:
     (same, other) = failures.raised([end(0), end(2), end(1, "'y'")], (0, 1, 2, 3))
     assert (same.category, same.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 2))
-    assert same.cause == "raised KeyError: 'key7' at utils.py:3 in load"
+    assert same.cause == "Ranks 0,2 raised KeyError: 'key7' at utils.py:3 in load"
     assert same.evidence == (
         "ranks 0,2: train.py:9 in main → utils.py:3 in load: return x['key7']",
     )
@@ -72,7 +72,7 @@ def test_a_rank_that_lost_the_store_of_one_that_raised_carries_no_error_of_its_o
 
 def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> None:
     (empty,) = failures.raised([end(0, "")], (0, 1))
-    assert empty.cause == "raised KeyError at utils.py:3 in load"
+    assert empty.cause == "Rank 0 raised KeyError at utils.py:3 in load"
     (huge,) = failures.raised([end(0, "y" * 10_000)], (0, 1))
     assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py:3 in load")
 
@@ -82,7 +82,7 @@ def test_a_group_that_was_destroyed_is_made_again() -> None:
         [end(0, "Default process group has not been initialized, please make sure to call it")],
         (0,),
     )
-    assert "%ddp_abort makes the group of %ddp_init again" in finding.remedy
+    assert "`%ddp_abort` makes the process group of `%ddp_init` again" in finding.remedy
 
 
 def test_an_interrupt_is_no_finding() -> None:
@@ -100,12 +100,11 @@ def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_f
     assert finding is not None and (finding.ranks, finding.waiting) == ((1, 2), (0,))
     assert finding.category == Category.STRAGGLER
     assert finding.sentence == (
-        "Ranks 1-2 were still at utils.py:3 in load when they were interrupted, and rank 0 waits "
-        "since"
+        "Ranks 1-2 were interrupted at utils.py:3 in load; rank 0 is still waiting"
     )
     nowhere = failures.left_by_interrupted([structs.replace(each, path=()) for each in ends], case)
     assert nowhere is not None and nowhere.category == Category.EARLY_EXIT
-    assert nowhere.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
+    assert nowhere.sentence == "Ranks 1-2 were interrupted; rank 0 is still waiting"
     assert finding.commands == ("%ddp_abort",)
     assert failures.left_by_interrupted([end(1)], case) is None
     busy = Case((waits(0), RankReport(1, Activity.BUSY)))
@@ -149,7 +148,9 @@ def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
     states = [state, RankState(1, Status.READY)]
     (finding,) = failures.failed_in_set_up(states, Case(reports))
     assert (finding.ranks, finding.remedy) == ((0,), "Use gloo.")
-    assert finding.cause == "process-group: This torch was built without NCCL"
+    assert finding.cause == (
+        "Rank 0 failed in stage `process-group` of setup: This torch was built without NCCL"
+    )
 
 
 def waits(rank: int, **fields: object) -> RankReport:
@@ -161,9 +162,9 @@ def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:
     case = Case((waits(0, probe=probe), waits(1, probe=probe)))
     finding = failures.unexplained(case, {0: 24.0, 1: 23.0})
     assert finding is not None and finding.category is Category.UNDECIDED
-    assert finding.cause == "ranks 0-1 have waited for 24 s, and the cause is not known"
+    assert finding.cause == "Ranks 0-1 have been waiting for 24 s, and the cause is not known"
     assert finding.ranks == () and finding.waiting == (0, 1)
-    assert any("127.0.0.1:4000 accepts the connection" in fact for fact in finding.evidence)
+    assert any("can connect to 127.0.0.1:4000" in fact for fact in finding.evidence)
 
 
 @pytest.mark.parametrize(

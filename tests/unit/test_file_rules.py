@@ -43,7 +43,7 @@ def test_a_path_that_every_rank_changes_is_all_ranks_mistake(error: str, text: s
     code = MAKE.replace("os.makedirs(path)", text)
     finding = the_one(case_of(error, 2, text), {"train.py": code})
     assert (finding.category, finding.ranks) == ("filesystem", (0, 1, 2))
-    assert "rank 1 came after another had done it" in finding.cause
+    assert "rank 1 came too late" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -86,26 +86,24 @@ def without(*ranks: int, exists: bool = False, path: str = "/run/{}/a.pt") -> Ca
 def test_what_a_rank_removed_before_another_was_done_with_it_is_its_mistake(removed: str) -> None:
     finding = the_one(changed(without(2), (0, "written", "/run/2/a.pt"), (0, "removed", removed)))
     assert (finding.category, finding.ranks) == ("filesystem", (0,))
-    assert finding.sentence.startswith(
-        "Rank 0 has removed or renamed /run/2/a.pt before rank 2 was done"
-    )
+    assert finding.sentence.startswith("Rank 0 removed or renamed `a.pt` before rank 2 was done")
+    assert finding.evidence[0].endswith(": /run/2/a.pt")
     assert finding.waiting == (1, 2)
 
 
 def test_who_looks_for_a_path_before_it_is_made_is_told_who_made_it() -> None:
     finding = the_one(changed(without(1, 2, exists=True, path="/a"), (0, "written", "/a")))
     assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
-    assert "before rank 0 had made it" in finding.cause
+    assert "before rank 0 has made it" in finding.cause
     made_by_another = the_one(without(1, exists=True))
-    assert "before another process had made it" in made_by_another.cause
+    assert "before another process has made it" in made_by_another.cause
 
 
 def test_a_path_of_a_ranks_own_for_what_one_rank_made_elsewhere_is_a_wrong_path() -> None:
     finding = the_one(changed(without(1, 2), (0, "written", "/run/0/a.pt")))
     assert (finding.category, finding.ranks) == ("wrong-path-on-rank", (1, 2))
-    assert finding.cause == (
-        "ranks 1-2 look for a.pt in /run/1 at train.py:6 in load, and rank 0 made it in /run/0"
-    )
+    assert finding.cause == ("Ranks 1-2 look for `a.pt` in /run/1, but rank 0 made it in /run/0")
+    assert "train.py:6 in load" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +143,8 @@ def in_new_group(*, lost: bool) -> Case:
 def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert finding.sentence.startswith(
-        "Rank 0 deleted the file of the rendezvous, /tmp/store, at train.py:4, while ranks 0-1"
-    )
+    assert finding.sentence.startswith("Rank 0 deleted the rendezvous file `store` while ranks 0-1")
+    assert "rank 0: train.py:4" in finding.evidence and "/tmp/store" in finding.evidence[0]
 
 
 def test_who_deleted_it_is_not_guessed_and_a_file_that_is_there_is_left_alone() -> None:
@@ -176,5 +173,6 @@ def test_a_rendezvous_file_that_was_deleted_after_a_rank_had_joined_by_it() -> N
     code = "if rank == 0 and os.path.exists(path):\n  os.remove(path)\ninit()\n"
     finding = the_one(joining(lost=True), {"train.py": code})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert "/tmp/store, at train.py:2, while rank 1 still needs it" in finding.cause
+    assert "`store` while rank 1 still needs it" in finding.cause
+    assert "rank 0: train.py:2" in finding.evidence and "/tmp/store" in finding.evidence[0]
     assert found(joining(lost=False), {"train.py": code}) == []

@@ -35,10 +35,9 @@ def test_a_worker_that_waits_for_a_lock_for_ever_is_the_cause() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.DATALOADER_DEADLOCK, (1,))
     assert finding.waiting == (0, 2) and not finding.passing
-    assert (
-        "worker with pid 71 of the DataLoader waits at data.py:14 in __getitem__" in finding.cause
-    )
-    assert "forked" in finding.cause
+    assert "a DataLoader worker waits for a lock" in finding.cause
+    assert finding.evidence[0].startswith("Rank 1, worker 71: ")
+    assert "forked" in finding.evidence[-1]
     assert "num_workers=0" in finding.remedy and "spawn" in finding.remedy
     assert "data.py:14 in __getitem__: with lock:" in finding.evidence
     assert stuck(case, diagnose_run(case))
@@ -63,7 +62,7 @@ def test_a_worker_that_may_still_deliver_makes_its_rank_busy(workers: tuple[Work
 def test_a_worker_that_is_stopped_says_how_it_goes_on() -> None:
     finding = the_one(waits_for(loading(replace(LOCKED, locked=False, stopped=True))))
     assert finding.category is Category.DATALOADER_DEADLOCK
-    assert finding.remedy == "Let them continue: kill -CONT 71"
+    assert finding.remedy == "Let the worker continue: `kill -CONT 71`."
 
 
 def test_the_same_trouble_on_all_ranks_is_one_finding_though_nobody_waits_in_torch() -> None:
@@ -74,7 +73,8 @@ def test_the_same_trouble_on_all_ranks_is_one_finding_though_nobody_waits_in_tor
     ):
         finding = the_one(case)
         assert finding.ranks == (0, 1, 2)
-        assert "workers with pid 70, 71, 72" in finding.cause
+        for rank, fact in enumerate(finding.evidence[:3]):
+            assert fact.startswith(f"Rank {rank}, worker {70 + rank}: ")
         assert stuck(case, diagnose_run(case))
 
 

@@ -60,7 +60,7 @@ def test_who_had_not_issued_what_the_others_waited_in_is_a_fact_and_no_verdict(
 
     words = cause(tmp_path, waited + told(1, 7, 7))
 
-    assert "ranks 0,2-3 timed out in ALLREDUCE of 1,024 elements (SeqNum=8)" in words
+    assert "Ranks 0,2-3 timed out in ALLREDUCE of 1,024 elements (SeqNum=8)" in words
     assert "which rank 1 had not issued by then (the last of rank 1 was 7)" in words
     unseen = cause(tmp_path, waited + told(1, -1, -1))
     assert "had not issued" not in unseen, "its watchdog had seen nothing at all"
@@ -76,7 +76,7 @@ def test_marks_of_schedulers_before_torchs_own_are_read_past(tmp_path: Path) -> 
         "12:00:03.5Z stderr F ",
     ):
         words = cause(tmp_path, "".join(mark + line for line in lines))
-        assert "rank 0 timed out in BROADCAST" in words and "rank 1 timed out in ALLRED" in words
+        assert "Rank 0 timed out in BROADCAST" in words and "rank 1 timed out in ALLRED" in words
 
 
 def test_time_outs_of_groups_that_the_log_does_not_name_are_not_joined(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_time_outs_of_groups_that_the_log_does_not_name_are_not_joined(tmp_path:
     assert "does not tell in which of several groups" in cause(tmp_path, unmarked)
     # The number behind the mark counts in the group: these are ranks 4 and 5.
     in_group = gave_up(4, 3, "ALLREDUCE", 0) + gave_up(5, 3, "ALLREDUCE", 1)
-    assert "ranks 4-5 timed out" in cause(tmp_path, in_group)
+    assert "Ranks 4-5 timed out" in cause(tmp_path, in_group)
 
 
 def test_a_log_of_a_job_that_was_ended_from_outside_is_undecided_and_no_wrong_usage(
@@ -100,7 +100,7 @@ def test_a_log_of_a_job_that_was_ended_from_outside_is_undecided_and_no_wrong_us
     )
 
     assert __main__.main(["why", str(log)]) == Outcome.UNDECIDED.value
-    assert "torchrun ended 2 processes that still ran" in capsys.readouterr().out
+    assert "2 processes still ran when torchrun ended them" in capsys.readouterr().out
     assert __main__.main(["save", str(log), str(tmp_path / "saved.json")]) == 3
 
 

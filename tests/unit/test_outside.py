@@ -155,14 +155,14 @@ def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> Non
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
     assert verdict.outcome is Outcome.UNDECIDED and not finding.commands
-    assert not finding.evidence
+    assert finding.evidence == ("rank 1: busy in train.py:5",)
 
 
 def test_a_rank_that_does_nothing_is_not_said_to_be_busy(script: str) -> None:
     verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.UNDECIDED, ()) and not finding.passing
-    assert "waits for rank 1, which does nothing" in finding.cause
+    assert "is waiting for rank 1, which does nothing" in finding.cause
     assert "used no CPU time" in finding.evidence[-1]
 
 

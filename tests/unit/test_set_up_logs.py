@@ -34,9 +34,9 @@ def test_who_gave_up_and_who_did_not_stands_in_what_is_undecided(tmp_path: Path)
     late = traceback("dist.barrier()", "RuntimeError: Timed out waiting 12000ms for send operation")
     closed = traceback("dist.barrier()", "RuntimeError: [pair.cc:553] Connection closed by peer")
     (finding,) = diagnosed_log(tmp_path, late + summary(1, 1, -15)).findings
-    assert "ranks 0-1 gave up waiting, rank 2 did not" in finding.cause
+    assert "Ranks 0-1 gave up waiting, but rank 2 did not" in finding.cause
     (finding,) = diagnosed_log(tmp_path, closed + summary(1, 1)).findings
-    assert finding.category.value == "undecided" and "which rank closed it first" in finding.cause
+    assert finding.category.value == "undecided" and "which closed it first" in finding.cause
 
 
 def test_logs_of_two_jobs_are_not_judged_as_one(tmp_path: Path) -> None:

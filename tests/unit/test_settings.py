@@ -155,14 +155,14 @@ def on_a_rank(*changes: dict[str, object]) -> list[list[object]]:
 
 
 WRONG = {
-    "RANK is 'x', which is not a number.": {"RANK": "x"},
+    "RANK is 'x', but must be a number.": {"RANK": "x"},
     "RANK is not set.": {"RANK": ""},
-    "WORLD_SIZE is 0: it must be 1 or more.": {"WORLD_SIZE": "0"},
-    "RANK is 3, but with WORLD_SIZE 3 ranks are 0 to 2.": {"RANK": "3"},
-    "RANK is -1, but with WORLD_SIZE 3 ranks are 0 to 2.": {"RANK": "-1"},
-    "MASTER_PORT is 123456: ports are 1 to 65535.": {"MASTER_PORT": "123456"},
-    "MASTER_PORT is 0: ports are 1 to 65535.": {"MASTER_PORT": "0"},
-    "MASTER_PORT is '29500 ', which is not a number.": {"MASTER_PORT": "29500 "},
+    "WORLD_SIZE is 0, but must be at least 1.": {"WORLD_SIZE": "0"},
+    "RANK is 3, but with WORLD_SIZE 3 it must be 0 to 2.": {"RANK": "3"},
+    "RANK is -1, but with WORLD_SIZE 3 it must be 0 to 2.": {"RANK": "-1"},
+    "MASTER_PORT is 123456, but ports go from 1 to 65535.": {"MASTER_PORT": "123456"},
+    "MASTER_PORT is 0, but ports go from 1 to 65535.": {"MASTER_PORT": "0"},
+    "MASTER_PORT is '29500 ', but must be a number.": {"MASTER_PORT": "29500 "},
     "MASTER_ADDR is not set.": {"MASTER_ADDR": ""},
 }
 

@@ -152,14 +152,14 @@ def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"master_port": 23457}, "rank 1 has MASTER_PORT=23457, but ranks 0,2 have 29500"),
+        ({"master_port": 23457}, "`MASTER_PORT=23457`, but ranks 0,2 have `29500`"),
         (
             {"master_addr": "10.0.0.9"},
-            "rank 1 has MASTER_ADDR=10.0.0.9, but ranks 0,2 have 127.0.0.1",
+            "`MASTER_ADDR=10.0.0.9`, but ranks 0,2 have `127.0.0.1`",
         ),
-        ({"world_size": 4}, "rank 1 has WORLD_SIZE=4, but ranks 0,2 have 3"),
-        ({"backend": "nccl"}, "rank 1 has backend nccl, but ranks 0,2 have gloo"),
-        ({"method": "tcp"}, "rank 1 has init_method tcp, but ranks 0,2 have env"),
+        ({"world_size": 4}, "`WORLD_SIZE=4`, but ranks 0,2 have `3`"),
+        ({"backend": "nccl"}, "backend `nccl`, but ranks 0,2 have `gloo`"),
+        ({"method": "tcp"}, "init_method `tcp`, but ranks 0,2 have `env`"),
     ],
 )
 def test_a_value_that_differs_is_said_with_both_and_what_to_set(
@@ -168,22 +168,23 @@ def test_a_value_that_differs_is_said_with_both_and_what_to_set(
     ranks = [waiting(0), waiting(1, came=replace(arguments(1), **change)), waiting(2)]
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (1,))
-    assert finding.cause.startswith(cause)
-    assert finding.remedy.startswith("Set ")
+    assert finding.cause == f"Rank 1 has {cause}"
+    of_launcher = cause.partition("=")[0].strip("`").isupper()
+    assert finding.remedy.startswith("Leave `" if of_launcher else "Set ")
     assert len(finding.evidence) == 3
 
 
 def test_files_that_differ_are_a_mismatch() -> None:
     came = [InitArguments("file", r, 2, path=f"/tmp/{r}", backend="gloo") for r in range(2)]
     finding = the_one(*(waiting(r, came=came[r]) for r in range(2)), told={})
-    assert finding.cause == "rank 1 has the file /tmp/1, but rank 0 has /tmp/0"
+    assert finding.cause == "Rank 1 has the file `/tmp/1`, but rank 0 has `/tmp/0`"
 
 
 def test_where_each_rank_has_a_file_of_its_own_none_of_them_is_right() -> None:
     came = [InitArguments("file", r, 3, path=f"/tmp/{r}", backend="gloo") for r in range(3)]
     finding = the_one(*(waiting(r, came=came[r]) for r in range(3)), told={})
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0, 1, 2))
-    assert "/tmp/0 on rank 0, /tmp/1 on rank 1, /tmp/2 on rank 2" in finding.cause
+    assert finding.evidence == tuple(f"rank {rank}: /tmp/{rank}" for rank in range(3))
     came[1] = replace(came[1], path="/tmp/2")
     finding = the_one(*(waiting(r, came=came[r]) for r in range(3)), told={})
     assert finding.ranks == (0,), "two have the same"
@@ -194,15 +195,16 @@ def test_every_rank_with_a_port_of_its_own_is_one_mistake_against_the_stores_hos
     ranks = [waiting(0, "store", came[0]), knocking(1, came[1]), knocking(2, came[2])]
     finding = the_one(*ranks, store="rank0")
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (1, 2))
-    assert "40001 on rank 1, 40002 on rank 2, but rank 0 has 40000" in finding.cause
+    assert finding.cause.endswith("different values of `MASTER_PORT`; rank 0 has `40000`")
+    assert finding.evidence == tuple(f"rank {r}: MASTER_PORT={40000 + r}" for r in range(3))
 
 
 def test_where_the_session_hosts_the_store_every_port_of_its_own_is_wrong() -> None:
     ranks = [knocking(r, arguments(r, master_port=40000 + r)) for r in range(3)]
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0, 1, 2))
-    assert finding.cause.endswith("but 29500 where the session's store is")
-    assert finding.remedy == "Set MASTER_PORT on ranks 0-2 to what the launcher gave it."
+    assert finding.cause.endswith("the session's store has `29500`")
+    assert finding.remedy == "Leave `MASTER_PORT` on ranks 0-2 as the launcher set it."
 
 
 @pytest.mark.parametrize(
@@ -280,16 +282,16 @@ def test_stale_variables_of_one_rank_are_a_mismatch_and_its_false_rank_no_duplic
         (
             "Error initializing torch.distributed using env:// rendezvous: environment variable "
             "MASTER_ADDR expected, but not set",
-            "MASTER_ADDR is not set",
+            "`MASTER_ADDR` is not set on rank 1",
         ),
-        ("invalid literal for int() with base 10: 'abc'", "'abc' is given where a number must be"),
+        ("invalid literal for int() with base 10: 'abc'", "Rank 1 got 'abc' for `RANK`"),
         (
             "The port number of the C10d store is out of range: port must have value from 0 to "
             "65535 but was 123456",
-            "MASTER_PORT is 123456: ports are 1 to 65535",
+            "`MASTER_PORT` is 123456 on rank 1, but ports go",
         ),
-        ("[enforce fail at context.cc:27] rank < size. 3 vs 3", "RANK is not below WORLD_SIZE"),
-        ("rank 3 must be smaller than 3", "RANK is not below WORLD_SIZE"),
+        ("[enforce fail at context.cc:27] rank < size. 3 vs 3", "`RANK` is not below `WORLD_SIZE`"),
+        ("rank 3 must be smaller than 3", "`RANK` is not below `WORLD_SIZE`"),
     ],
 )
 def test_a_value_that_cannot_work_is_said(text: str, cause: str) -> None:
@@ -346,7 +348,7 @@ def test_ranks_that_all_expect_more_ranks_than_there_are_have_one_mistake(size: 
     ranks = [waiting(r, came=arguments(r, size)) for r in range(3)]
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.WORLD_SIZE_MISMATCH, (0, 1, 2))
-    assert finding.cause == f"WORLD_SIZE is {size}, but there are 3 processes"
+    assert finding.cause == (f"`WORLD_SIZE` is {size} on every rank, but 3 processes were started")
 
 
 def test_more_ranks_than_all_of_them_expect_is_the_same_mistake() -> None:
@@ -372,7 +374,7 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
         (
             (0, 1, 0, 1),
             (2, 3),
-            "ranks 0,2 both have RANK=0; ranks 1,3 both have RANK=1; ranks 2-3 are missing",
+            "ranks 0,2 both have RANK=0 and ranks 1,3 both have RANK=1; ranks 2-3 are missing",
         ),
         ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1-2 are missing"),
     ],

@@ -91,7 +91,7 @@ def test_what_does_not_pass_comes_first_and_what_explains_the_rest_alone() -> No
         (Category.ENV_MISMATCH, (1,)),
         (Category.STRAGGLER, (2,)),
     ]
-    assert diagnosis.headline.startswith("Rank 1 has MASTER_PORT=29501")
+    assert diagnosis.headline.startswith("Rank 1 has `MASTER_PORT=29501`")
     assert diagnosis.world_size == 3
 
 

@@ -258,7 +258,7 @@ def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
     watch = Watch(idle(0), mute)
     diagnosis = watch.pass_s(UNDECIDED_AFTER_S + 5)
     assert said(diagnosis) == (Category.UNDECIDED, (1,))
-    assert diagnosis is not None and "native code" in diagnosis.findings[0].cause
+    assert diagnosis is not None and "Native code" in diagnosis.findings[0].remedy
 
 
 def test_a_rank_that_answers_nothing_and_works_is_waited_for() -> None:

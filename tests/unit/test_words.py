@@ -155,41 +155,45 @@ def test_lack_of_memory_is_only_said_with_proof() -> None:
     unknown = killed()
     assert unknown.category is Category.RANK_DIED
     assert unknown.cause.startswith(
-        "killed by signal 9 (SIGKILL): by the system for lack of memory, or by a kill -9"
+        "Rank 1 was killed by SIGKILL, by the out-of-memory killer or by `kill -9`"
     )
     assert "less memory" not in unknown.remedy
     by_hand = killed(oom_kills=0, peak_bytes=3 << 20)
-    assert "not by the kernel for lack of memory" in by_hand.cause
+    assert "not by the out-of-memory killer" in by_hand.cause
     assert "less memory" not in by_hand.remedy
-    assert "rank 1 used 3 MiB of memory at most" in by_hand.evidence
-    assert any("killed no processes for lack of memory" in line for line in by_hand.evidence)
+    assert "rank 1: used at most 3 MiB of memory" in by_hand.evidence
+    assert any("killer ended 0 processes" in line for line in by_hand.evidence)
     proved = killed(oom_kills=1)
     assert proved.category is Category.OOM_ON_ONE_RANK
     assert proved.remedy.startswith("Use less memory per rank. ")
-    assert killed(exit_code=-11).cause.startswith("killed by SIGSEGV; the others wait for it")
+    assert killed(exit_code=-11).cause == ("Rank 1 was killed by SIGSEGV; ranks 0,2 still need it")
 
 
 def test_what_brings_a_dead_rank_back_fits_what_the_others_do() -> None:
     waiting = play(same(3, [barrier(5)], r1=[]), {1: dead()})
     finding = the_one(waiting)
-    assert finding.remedy == "Free the others, which gives it a new process too: %ddp_abort"
+    assert finding.remedy == (
+        "Free the other ranks, which also gives rank 1 a new process: `%ddp_abort`."
+    )
     assert finding.commands == ("%ddp_abort",)
-    assert the_one(lost(waiting, 0, 2)).remedy == "Bring it back: %ddp_restart --ranks 1"
+    assert the_one(lost(waiting, 0, 2)).remedy == "Bring rank 1 back: `%ddp_restart --ranks 1`."
 
 
 def test_ranks_that_died_alike_are_one_finding() -> None:
     case = play(same(4, [barrier(5)], r1=[], r2=[]), {1: dead(), 2: dead(2)})
     finding = the_one(case)
     assert finding.ranks == (1, 2)
-    assert finding.remedy == "Free the others, which gives them new processes too: %ddp_abort"
-    assert the_one(lost(case, 0, 3)).remedy == "Bring them back: %ddp_restart --ranks 1-2"
+    assert finding.remedy == (
+        "Free the other ranks, which also gives ranks 1-2 new processes: `%ddp_abort`."
+    )
+    assert the_one(lost(case, 0, 3)).remedy == "Bring ranks 1-2 back: `%ddp_restart --ranks 1-2`."
     other = play(same(4, [barrier(5)], r1=[], r2=[]), {1: dead(), 2: dead(2, exit_code=3)})
     assert found(other) == [("rank-died", (1,)), ("rank-died", (2,))]
 
 
 def test_words_of_what_ran_before_are_not_called_the_last_of_this_run() -> None:
     finding = killed(last_words="noise of a thread of an earlier script")
-    assert finding.evidence[-1].startswith("the last line in the log of rank 1: noise")
+    assert finding.evidence[-1].startswith("rank 1: its log ends with: noise")
 
 
 def test_a_rank_that_has_a_new_process_is_not_to_be_restarted() -> None:

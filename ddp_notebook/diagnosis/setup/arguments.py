@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, vote
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -15,14 +16,11 @@ from ddp_notebook.model import (
     PRIVATE_STORE,
     Activity,
     Case,
-    Category,
     Finding,
     InitArguments,
     RankReport,
-    Ranks,
     by_value,
     name_ranks,
-    verb,
 )
 
 
@@ -43,25 +41,19 @@ def _never_met_by_others(case: Case) -> Iterator[Finding]:
     waiting = [e for e in case.callers if e.activity is Activity.WAITING]
     zero = tuple(e.rank for e in waiting if e.arguments.master_port == 0)
     if zero:
-        yield Finding(
-            Category.ENV_INVALID,
+        yield catalogue.finding(
+            "env-invalid.port-zero",
             zero,
-            "MASTER_PORT is 0: the system would choose a port, and the other ranks could not know "
-            "which",
-            "Set MASTER_PORT to one free port, the same on every rank.",
-            case.waiting,
-            tuple(f"rank {rank}: MASTER_PORT=0" for rank in zero),
+            waiting=case.waiting,
+            evidence=tuple(f"rank {rank}: MASTER_PORT=0" for rank in zero),
         )
     private = tuple(e.rank for e in waiting if e.arguments.store == PRIVATE_STORE)
     if len(private) > 1:
-        yield Finding(
-            Category.ENV_INVALID,
+        yield catalogue.finding(
+            "env-invalid.private-store",
             private,
-            "the store is a HashStore, which is in one process only: no rank sees what another "
-            "writes into its own",
-            "Give init_process_group a TCPStore or a FileStore, or no store at all (env://).",
-            case.waiting,
-            tuple(f"rank {rank}: store=HashStore()" for rank in private),
+            waiting=case.waiting,
+            evidence=tuple(f"rank {rank}: store=HashStore()" for rank in private),
         )
 
 
@@ -76,20 +68,18 @@ def _beyond_the_last(case: Case) -> Iterator[Finding]:
         and arguments.rank >= arguments.world_size
     }
     if wrong:
-        ranks = tuple(sorted(wrong))
-        values_of = "; ".join(f"{name_ranks(those)} {text}" for those, text in by_value(wrong))
-        facts = (f"the process launched as rank {r} has RANK={a.rank}" for r, a in values.items())
-        what = f"RANK is not below WORLD_SIZE: {values_of}"
-        if shift := _shift(values, case):
-            ranks = tuple(values)
-            what = f"RANK is {shift} too high on every rank, so that no process has RANK=0"
-        yield Finding(
-            Category.ENV_INVALID,
-            ranks,
-            what,
-            "Count ranks from 0 to WORLD_SIZE - 1.",
-            case.waiting,
-            tuple(facts),
+        shift = _shift(values, case)
+        yield catalogue.finding(
+            "env-invalid.ranks-shifted" if shift else "env-invalid.beyond-the-last",
+            tuple(values) if shift else tuple(sorted(wrong)),
+            waiting=case.waiting,
+            evidence=tuple(
+                f"the process launched as rank {rank} has RANK={arguments.rank}, "
+                f"WORLD_SIZE={arguments.world_size}"
+                for rank, arguments in values.items()
+            ),
+            values=next(iter(wrong.values())) if len(set(wrong.values())) == 1 else "",
+            shift=shift,
         )
 
 
@@ -131,25 +121,21 @@ def duplicate_ranks(context: Context) -> Iterator[Finding]:
         if not wrong:
             continue
         missing = tuple(sorted(set(range(case.world_size)) - set(claimed.values())))
-        rest = ""
-        if missing and len(reports) == case.world_size:
-            rest = f"; {verb(missing, 'is', 'are')} missing"
-        have = "; ".join(
-            f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claim}"
-            for claim, ranks in twice
-        )
-        right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
-        yield Finding(
-            Category.DUPLICATE_RANK,
+        yield catalogue.finding(
+            "duplicate-rank.same-rank",
             tuple(sorted(wrong)),
-            f"the processes launched as {have}{rest}",
-            f"Give each process its own RANK: {right}.",
-            case.waiting,
-            tuple(
+            waiting=case.waiting,
+            evidence=tuple(
                 f"the process launched as rank {rank} has RANK={claim}"
                 for claim, ranks in twice
                 for rank in ranks
             ),
+            twice=tuple(
+                f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claim}"
+                for claim, ranks in twice
+            ),
+            missing=missing if len(reports) == case.world_size else (),
+            right=tuple(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items())),
         )
 
 
@@ -162,15 +148,11 @@ def differing_values(context: Context) -> Iterator[Finding]:
             different = len(set(values.values()))
             if name == "the file" and different == len(reports) > 2:
                 # None is right, all make the same mistake.
-                ranks = tuple(sorted(values))
-                yield Finding(
-                    Category.ENV_MISMATCH,
-                    ranks,
-                    f"each has one of its own: {_each(name, values, ranks)}",
-                    "Give all ranks the path of one file: let one of them, or the launcher, choose "
-                    "it.",
-                    case.waiting,
-                    by_ranks(values),
+                yield catalogue.finding(
+                    "env-mismatch.own-file",
+                    tuple(sorted(values)),
+                    waiting=case.waiting,
+                    evidence=by_ranks(values),
                 )
             elif different > 1:
                 yield _differing(name, values, case)
@@ -183,32 +165,31 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
     expected = case.told.get(name, "")
     votes = vote(values, expected, case.store_host)
     right, culprits = votes.value, votes.minority
-    where = f"{verb(votes.majority, 'has', 'have')} {right}"
+    who: Sequence[object] = votes.majority
     if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
         # The store is where it is, however many ranks agree on another place.
-        right, culprits = expected, tuple(sorted(values))
-        where = f"{right} where the session's store is"
-    setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
-    remedy = f"Set {setting} on {name_ranks(culprits)}."
-    if right == expected:  # a port that the launcher chose is another one at the next start
-        remedy = f"Set {name} on {name_ranks(culprits)} to what the launcher gave it."
-    return Finding(
-        Category.ENV_MISMATCH,
+        right, culprits, who = expected, tuple(sorted(values)), ("the session's store",)
+    wrong = {values[rank] for rank in culprits}
+    # A port that was chosen for this start, by whomever, is another one at the next.
+    shown = f"`{name}`" if name.isupper() else name
+    for_all = shown if name == "MASTER_PORT" and right != expected else ""
+    return catalogue.finding(
+        "env-mismatch.differs" if len(wrong) == 1 else "env-mismatch.differ",
         culprits,
-        f"{_each(name, values, culprits)}, but {where}",
-        remedy,
-        case.waiting,
-        tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
+        waiting=case.waiting,
+        evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
+        name=shown,
+        setting=_setting(name, *wrong) if len(wrong) == 1 else "",
+        majority=who,
+        right=right,
+        launched=shown if right == expected else "",
+        for_all=for_all,
+        correct="" if for_all or right == expected else _setting(name, right),
     )
 
 
-def _each(name: str, values: Mapping[int, str], ranks: Ranks) -> str:
-    """Return the values of these ranks in words: one value, or each its own."""
-    sets = by_value({rank: values[rank] for rank in ranks})
-    equals = "=" if name.isupper() else " "
-    if len(sets) == 1:
-        return f"{verb(ranks, 'has', 'have')} {name}{equals}{sets[0][1]}"
-    return f"{name} is " + ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks)
+def _setting(name: str, value: str) -> str:
+    return f"`{name}={value}`" if name.isupper() else f"{name} `{value}`"
 
 
 def wrong_world_size(context: Context) -> Iterator[Finding]:
@@ -216,14 +197,13 @@ def wrong_world_size(context: Context) -> Iterator[Finding]:
     case, size = context.case, _wrong_size(context.case)
     if size is None:
         return
-    yield Finding(
-        Category.WORLD_SIZE_MISMATCH,
+    yield catalogue.finding(
+        "world-size-mismatch.on-all-ranks",
         tuple(report.rank for report in case.callers),
-        f"WORLD_SIZE is {size}, but there are {case.world_size} processes",
-        f"Take WORLD_SIZE from the launcher's environment ({case.world_size}), "
-        "or start as many processes as ranks.",
-        case.waiting,
-        tuple(f"rank {report.rank}: world_size={size}" for report in case.callers),
+        waiting=case.waiting,
+        evidence=tuple(f"rank {report.rank}: world_size={size}" for report in case.callers),
+        size=size,
+        processes=case.world_size,
     )
 
 
@@ -239,15 +219,17 @@ def other_versions(context: Context) -> Iterator[Finding]:
         if len(set(values.values())) < 2:
             continue
         votes = vote(values)
-        culprits = votes.minority
-        yield Finding(
-            Category.VERSION_MISMATCH,
-            culprits,
-            f"{name} is {values[culprits[0]]} on {name_ranks(culprits)}, but {votes.value} "
-            "elsewhere",
-            f"Install {name} {votes.value} for every rank.",
-            case.waiting,
-            tuple(f"rank {rank}: {name} {value}" for rank, value in sorted(values.items())),
+        yield catalogue.finding(
+            "version-mismatch.differs",
+            votes.minority,
+            waiting=case.waiting,
+            evidence=tuple(
+                f"rank {rank}: {name} {value}" for rank, value in sorted(values.items())
+            ),
+            name=name,
+            versions=tuple(dict.fromkeys(values[rank] for rank in votes.minority)),
+            majority=votes.majority,
+            right=votes.value,
         )
 
 
@@ -257,7 +239,7 @@ def differing_models(context: Context) -> Iterator[Finding]:
     for finding in compare(models):
         yield replace(
             finding,
-            remedy="Build the same model on every rank: the same arguments, the same order.",
+            remedy=catalogue.words("param-mismatch.ddp-refused.fix"),
             waiting=context.case.waiting,
         )
 

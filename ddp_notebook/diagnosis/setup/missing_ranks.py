@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
@@ -24,19 +25,12 @@ from ddp_notebook.model import (
     OWN_STORE,
     Activity,
     Case,
-    Category,
     Collective,
     Finding,
     RankReport,
     Ranks,
     Worker,
-    agree,
-    at_place,
     by_value,
-    format_ranks,
-    name_ranks,
-    them,
-    verb,
 )
 
 _INIT = "init_process_group"
@@ -80,7 +74,7 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
         sizes = [e.arguments.world_size or 0 for e in waiting if e.arguments.hosts_store]
         absent = tuple(e.rank for e in ended if e.arguments.method != OWN_STORE)
         if absent and case.world_size - len(absent) < max(sizes, default=0):
-            yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
+            yield _absent(context, waiting, absent, "missing-rank.never-called", OWN_STORE)
         return
     call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
@@ -89,39 +83,45 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     if case.world_size - len(never) - len(once) >= expected:
         return  # a group of some of the processes: the rest is not missing
     if never:
-        yield _absent(context, waiting, never, f"never called {_INIT}")
+        yield _absent(context, waiting, never, "missing-rank.never-called")
     if once:
-        what = f"has finished, and did not call {_INIT} again as the others did"
-        yield _absent(context, waiting, once, what)
+        yield _absent(context, waiting, once, "missing-rank.not-called-again")
 
 
 def _absent(
-    context: Context, waiting: Sequence[RankReport], ranks: Ranks, what: str, called: str = _INIT
+    context: Context, waiting: Sequence[RankReport], ranks: Ranks, kind: str, called: str = _INIT
 ) -> Finding:
     """The finding of `ranks` that have not called `called`, in which the others wait."""
     here = tuple(e.rank for e in waiting)
     path = next((e.path for e in waiting if e.path), ())
     call = Collective(waiting[0].rank, 0, called, api=called, path=path)
     test = context.sources.condition(call, None, here, ranks)
-    line: tuple[str, ...] = ()
-    if test is not None and test.decides >= Varies.BY_RANK:
-        what, line = f"{what} ({test.quoted})", (f"{test.place}: {test.place.text}",)
-        every = "no condition may keep a rank from it"
-    elif context.case.script:
-        every = "no rank may leave before it, and as many must start as WORLD_SIZE says"
-    else:
-        every = "run the same code on all ranks (%%ddp without --ranks)"
-    facts = []
-    for e in (context.reports[rank] for rank in ranks):
-        raised = f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
-        facts.append(f"rank {e.rank} {raised if e.activity is Activity.FAILED else 'runs nothing'}")
-    return Finding(
-        Category.MISSING_RANK,
+    decides = test is not None and test.decides >= Varies.BY_RANK
+    advice = catalogue.words(
+        "missing-rank.never-called.in-a-script"
+        if context.case.script
+        else "missing-rank.never-called.in-a-cell"
+    )
+    facts = [
+        catalogue.words(
+            "missing-rank.never-called.raised",
+            ranks=(e.rank,),
+            error=raised_words(e.error.type, e.error.text, e.error.at),
+        )
+        if e.activity is Activity.FAILED
+        else f"rank {e.rank} is idle"
+        for e in (context.reports[rank] for rank in ranks)
+    ]
+    if test is not None and decides:
+        facts.append(f"{test.place}: {test.place.text}")
+    return catalogue.finding(
+        kind,
         ranks,
-        what,
-        f"Call it on every rank: {every}.",
-        context.case.waiting,
-        (*facts, *line),
+        waiting=context.case.waiting,
+        evidence=tuple(facts),
+        call=called,
+        test=test.quoted.rstrip(":") if test is not None and decides else "",
+        advice="" if decides else advice,
     )
 
 
@@ -214,38 +214,33 @@ def _left_unwritten(
     test = context.sources.condition(line, None, ranks, others)
     if test is None or not test.on_rank:
         return None
-    return Finding(
-        Category.FILESYSTEM,
+    file = files.pop()
+    return catalogue.finding(
+        "filesystem.left-unwritten",
         others,
-        f"{name_ranks(others)} waits in a collective and has not written {files.pop()}, for which "
-        f"{verb(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
-        "Write the file on every way on which the other ranks wait for it, or have them wait in "
-        "dist.barrier() instead.",
-        context.case.waiting,
-        (*(f"rank {e.rank}: at {e.doing}" for e in pollers), f"{test.place}: {test.place.text}"),
+        waiting=context.case.waiting,
+        evidence=(
+            *(f"rank {e.rank}: at {e.doing}, for {file}" for e in pollers),
+            f"{test.place}: {test.place.text}",
+        ),
+        name=PurePath(file).name,
+        pollers=ranks,
     )
 
 
 def _for_a_file(case: Case, ranks: Ranks, pollers: Sequence[RankReport]) -> Finding:
     """Ranks that wait on one line for a file; each may have made up another path for it."""
     paths = list(dict.fromkeys(e.awaits.file for e in pollers))
-    remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
+    facts = [f"rank {e.rank}: at {e.doing}, for {e.awaits.file}" for e in pollers]
     if len(paths) == 1:
-        which = f"{paths[0]}, which no rank has written"
-        facts = [f"rank {e.rank}: at {e.doing}" for e in pollers]
         facts.append(f"{paths[0]} does not exist")
-    else:
-        which = f"a file that no rank has written, under {len(paths)} paths"
-        facts = [f"rank {e.rank}: at {e.doing}, for {e.awaits.file}" for e in pollers]
-        share = "Make the path on one rank and give it to the others: dist.broadcast_object_list."
-        remedy = f"{share} {remedy}"
-    return Finding(
-        Category.FILESYSTEM,
+    return catalogue.finding(
+        "filesystem.never-written" if len(paths) == 1 else "filesystem.own-paths",
         ranks,
-        f"{verb(ranks, 'waits', 'wait')} in a loop for {which}",
-        remedy,
-        case.waiting,
-        tuple(facts),
+        waiting=case.waiting,
+        evidence=tuple(facts),
+        name=PurePath(paths[0]).name,
+        paths=len(paths),
     )
 
 
@@ -259,25 +254,17 @@ def late_ranks(context: Context) -> Iterator[Finding]:
     }:
         return
     for ranks, where in by_value({e.rank: where_busy(e) for e in case.ranks if works(e)}):
-        yield Finding(
-            Category.STRAGGLER,
+        yield catalogue.finding(
+            "straggler.busy",
             ranks,
-            f"{verb(ranks, 'has', 'have')} not called it yet: "
-            f"{agree(ranks, 'it is', 'they are')} busy{where}",
-            f"Wait for {them(ranks)}, or interrupt the cell.",
-            case.waiting,
-            of_each({rank: evidence_of(context.reports[rank]) for rank in ranks}),
+            waiting=case.waiting,
+            evidence=of_each({rank: evidence_of(context.reports[rank]) for rank in ranks}),
             passing=True,
+            where=where,
         )
     paused = case.where(Activity.HELD)
     if paused:
-        yield catalogue.finding(
-            "straggler.paused",
-            paused,
-            waiting=case.waiting,
-            passing=True,
-            set_of_ranks=format_ranks(paused),
-        )
+        yield catalogue.finding("straggler.paused", paused, waiting=case.waiting, passing=True)
 
 
 # -- data workers ------------------------------------------------------------------------
@@ -298,39 +285,27 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
 
 
 def _no_batch(of: Sequence[tuple[int, Worker]], waiting: Ranks) -> Finding:
-    workers = [worker for _, worker in of]
-    due = next(worker for worker in workers if worker.due)
-    pids = ", ".join(str(worker.pid) for worker in workers)
-    named = f"the {agree(workers, 'worker', 'workers')} with pid {pids} of the DataLoader"
-    line: tuple[str, ...] = ()
-    if due.stopped:
-        state = "stopped, by a signal or a debugger"
-        cause = f"{named} {agree(workers, 'is', 'are')} stopped"
-        stopped = " ".join(str(worker.pid) for worker in workers if worker.stopped)
-        remedy = f"Let them continue: kill -CONT {stopped}"
-    else:
-        state = "every thread of it waits for a lock, without a time limit"
-        cause = (
-            f"{named} {agree(workers, 'waits', 'wait')}{at_place(due.place)} for a lock that no "
-            "thread releases"
+    due = next(worker for _, worker in of if worker.due)
+    facts = [
+        catalogue.words(
+            "dataloader-deadlock.stopped.fact"
+            if due.stopped
+            else "dataloader-deadlock.locked.fact",
+            ranks=(rank,),
+            pid=worker.pid,
+            still_s=worker.still_s,
         )
-        if due.forked:
-            cause += "; most likely it was held, or a pool of threads was in use, when "
-            cause += f"{agree(workers, 'it was', 'they were')} forked"
-        remedy = (
-            'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
-            '"forkserver"), and hold no lock and start no threads before its workers are forked.'
-        )
-        if due.place is not None and due.place.text:
-            line = (f"{due.place}: {due.place.text}",)
-    facts = (
-        f"rank {rank}, worker {w.pid}: {state}; has not run for {w.still_s:.0f} s" for rank, w in of
-    )
-    return Finding(
-        Category.DATALOADER_DEADLOCK,
+        for rank, worker in of
+    ]
+    if not due.stopped and due.place is not None:
+        facts.append(f"{due.place}: {due.place.text}" if due.place.text else str(due.place))
+    if not due.stopped and due.forked:
+        facts.append(catalogue.words("dataloader-deadlock.locked.forked"))
+    return catalogue.finding(
+        "dataloader-deadlock.stopped" if due.stopped else "dataloader-deadlock.locked",
         tuple(dict(of)),
-        f"no batch comes: {cause}",
-        remedy,
-        waiting,
-        (*facts, *line),
+        waiting=waiting,
+        evidence=tuple(facts),
+        workers=tuple(str(worker.pid) for _, worker in of),
+        pids=" ".join(str(worker.pid) for _, worker in of if worker.stopped),
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
@@ -16,12 +17,9 @@ from ddp_notebook.model import (
     OWN_STORE,
     Activity,
     Case,
-    Category,
     Finding,
     RankReport,
     by_value,
-    name_ranks,
-    verb,
 )
 
 _ENDED = (Activity.FAILED, Activity.DEAD)
@@ -32,24 +30,20 @@ def stale_files(context: Context) -> Iterator[Finding]:
     case = context.case
     callers = tuple(e for e in case.callers if e.arguments.method == "file")
     claimed = [e.arguments.rank for e in callers]
-    proofs = [
-        f"rank {e.rank} found an address of its own in it when it called init_process_group"
-        for e in callers
-        if e.arguments.stale
-    ]
+    stale = tuple(e.rank for e in callers if e.arguments.stale)
+    proofs = [catalogue.words("stale-store.earlier-run.own", ranks=stale)] if stale else []
     for rank, count in sorted(next((e.file.claims for e in callers if e.file.exists), {}).items()):
         if count > max(1, claimed.count(int(rank))):
-            proofs.append(f"rank {rank} is in it more than once")
+            proofs.append(catalogue.words("stale-store.earlier-run.twice", rank=rank))
         elif int(rank) >= case.world_size:
-            proofs.append(f"rank {rank} is in it, and there is no such rank")
+            proofs.append(catalogue.words("stale-store.earlier-run.unknown", rank=rank))
     if proofs:
-        yield Finding(
-            Category.STALE_STORE,
+        yield catalogue.finding(
+            "stale-store.earlier-run",
             tuple(e.rank for e in callers),
-            f"the file {callers[0].arguments.path} holds the addresses of an earlier run",
-            "Delete the file before each run, or use a new name (or env://, tcp://).",
-            case.waiting,
-            tuple(proofs),
+            waiting=case.waiting,
+            evidence=tuple(proofs),
+            path=callers[0].arguments.path,
         )
 
 
@@ -65,14 +59,13 @@ def opened_twice(context: Context) -> Iterator[Finding]:
         first, others = ranks[0], ranks[1:]
         failed = [e for e in case.ranks if e.rank in ranks and e.activity is Activity.FAILED]
         if others and any("EADDRINUSE" in e.error.text for e in failed):
-            yield Finding(
-                Category.PORT_IN_USE,
+            yield catalogue.finding(
+                "port-in-use.opened-twice",
                 others,
-                f"{verb(others, 'opens', 'open')} the store at {address} with "
-                f"is_master=True, as rank {first} does: one process can listen there",
-                f"Have one rank open it: TCPStore(..., is_master=(rank == {first})).",
-                case.waiting,
-                tuple(f"rank {rank}: is_master=True" for rank in ranks),
+                waiting=case.waiting,
+                evidence=tuple(f"rank {rank}: is_master=True" for rank in ranks),
+                address=address,
+                first=first,
             )
 
 
@@ -83,14 +76,14 @@ def missing_folders(context: Context) -> Iterator[Finding]:
         e for e in case.ranks if in_setup(e) and e.inside == "store" and e.file.missing_folder
     )
     if waiting:
-        yield Finding(
-            Category.FILESYSTEM,
+        yield catalogue.finding(
+            "filesystem.no-folder",
             tuple(e.rank for e in waiting),
-            f"the folder {waiting[0].file.missing_folder}, in which init_process_group is to make "
-            "the file of its store, does not exist there",
-            "Make the folder before, or name a file in one that exists on every rank.",
-            case.waiting,
-            tuple(f"rank {e.rank}: {e.file.missing_folder} does not exist" for e in waiting),
+            waiting=case.waiting,
+            evidence=tuple(
+                f"rank {e.rank}: {e.file.missing_folder} does not exist" for e in waiting
+            ),
+            folder=waiting[0].file.missing_folder,
         )
 
 
@@ -101,13 +94,7 @@ def store_host_left(context: Context) -> Iterator[Finding]:
         return
     for e in case.ranks:
         if e.rank == case.store_host and e.activity is Activity.IDLE and e.entered:
-            yield Finding(
-                Category.STORE_GONE,
-                (e.rank,),
-                "hosted the store and has left, while others still need it",
-                "Let rank 0 wait for the others (dist.barrier()) before it ends.",
-                case.waiting,
-            )
+            yield catalogue.finding("store-gone.host-left", (e.rank,), waiting=case.waiting)
 
 
 def unreachable_store(context: Context) -> Iterator[Finding]:
@@ -128,18 +115,16 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
         and (e.arguments.master_addr, e.network.host) in known
     ]
     if unresolved:
-        address = unresolved[0].arguments.master_addr
-        yield Finding(
-            Category.UNREACHABLE_MASTER,
+        yield catalogue.finding(
+            "unreachable-master.unresolved",
             tuple(e.rank for e in unresolved),
-            f"MASTER_ADDR {address!r} does not resolve",
-            "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
-            case.waiting,
-            tuple(
+            waiting=case.waiting,
+            evidence=tuple(
                 f"rank {e.rank}: {e.network.probe.target}: "
-                f"{e.network.probe.detail or 'the resolver has not answered yet'}"
+                f"{e.network.probe.detail or 'no answer from the resolver yet'}"
                 for e in unresolved
             ),
+            address=unresolved[0].arguments.master_addr,
         )
     if any(e.arguments.hosts_store and e.activity in _ENDED for e in case.ranks):
         return  # its own error says why it opened none
@@ -174,14 +159,13 @@ def unset_keys(context: Context) -> Iterator[Finding]:
             late = set().union(*(_set_by(context.case, each) for each in key.split(", ")))
             ranks = tuple(sorted(late.difference(waiting)))
             if len(ranks) == 1:  # of several keys only if one rank can be meant
-                yield Finding(
-                    Category.STRAGGLER,
+                yield catalogue.finding(
+                    "straggler.set-key-too-late",
                     ranks,
-                    f"{verb(ranks, 'has', 'have')} set the store's key {key!r} only after "
-                    f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
-                    "Give the wait a timeout longer than the slowest rank needs.",
-                    context.victims,
-                    by_ranks({e.rank: first_line(e) for e in waiters}),
+                    waiting=context.victims,
+                    evidence=(*by_ranks({e.rank: first_line(e) for e in waiters}), *_at(waiters)),
+                    key=key,
+                    waiters=waiting,
                 )
         elif len(working) == 1:
             yield replace(_late_to_set(context, unset, waiters, working[0]), passing=False)
@@ -225,14 +209,13 @@ def _late_to_set(
     context: Context, key: str, waiters: list[RankReport], late: RankReport
 ) -> Finding:
     where = f" at {late.path[-1]}" if late.path else where_busy(late)
-    return Finding(
-        Category.STRAGGLER,
+    return catalogue.finding(
+        "straggler.key-not-set-yet",
         (late.rank,),
-        f"it is busy{where}; the store's key {key!r}, for which others wait, is not set yet",
-        "Wait for it, or interrupt the cell.",
-        tuple(e.rank for e in waiters),
-        evidence_of(late),
+        waiting=tuple(e.rank for e in waiters),
+        evidence=(f"rank {late.rank} is busy{where}", *evidence_of(late)),
         passing=True,
+        key=key,
     )
 
 
@@ -242,34 +225,35 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
-    wait = verb(waiting, "waits", "wait")
-    if waiters[0].activity is Activity.FAILED:
-        wait = verb(waiting, "waited", "waited")
-    where = f": {context.standing(others)}" if others else ""
     ranks = others if 0 < len(others) < len(waiting) else waiting
+    facts = _at(waiters)
+    facts += (context.standing(others),) if others else ()
     if len(waiting) == len(others):
         ranks = tuple(sorted((*waiting, *others)))
-        where += "; which rank had to set it is not known"
-    lacks = f"the store's key {key!r}, which no rank has set"
-    if _set_by(context.case, key):  # a loop of the user's asks for its value
-        lacks = f"another value of the store's key {key!r}, which no rank will set"
-    yield Finding(
-        Category.UNSET_KEY,
+        facts += (catalogue.words("unset-key.never-set.ambiguous"),)
+    gave_up = waiters[0].activity is Activity.FAILED
+    kind = "unset-key.not-set-in-time" if gave_up else "unset-key.never-set"
+    yield catalogue.finding(
+        # A loop of the user's may ask for its value.
+        "unset-key.no-other-value" if _set_by(context.case, key) else kind,
         ranks,
-        f"{wait}{_place(waiters)} for {lacks}{where}",
-        f"Set it before any rank waits for it: store.set({key!r}, ...). Compare the names of the "
-        "keys, and that both sides use the same store.",
-        context.victims,
-        tuple(
-            f"rank {e.rank} has set {', '.join(map(repr, e.keys_set[-4:]))}"
-            for e in context.case.ranks
-            if e.keys_set
+        waiting=context.victims,
+        evidence=(
+            *facts,
+            *(
+                f"rank {e.rank} has set {', '.join(map(repr, e.keys_set[-4:]))}"
+                for e in context.case.ranks
+                if e.keys_set
+            ),
         ),
+        key=key,
+        waiters=waiting,
     )
 
 
-def _place(waiters: Iterable[RankReport]) -> str:
-    return next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+def _at(waiters: Iterable[RankReport]) -> tuple[str, ...]:
+    """Lines of evidence: where ranks wait, or waited, for a key."""
+    return by_ranks({e.rank: e.path[-1] for e in waiters if e.path})
 
 
 def _should_answer(e: RankReport, case: Case) -> bool:
@@ -305,9 +289,8 @@ def _answers_nobody(host: RankReport) -> bool:
 
 
 def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
-    category = Category.UNREACHABLE_MASTER
     ranks = tuple(e.rank for e in shut_out)
-    first = shut_out[0].network.probe
+    first, address = shut_out[0].network.probe, shut_out[0].arguments.master_addr
     evidence = [
         f"rank {e.rank}: {e.network.probe.target}: {e.network.probe.detail}" for e in shut_out
     ]
@@ -315,56 +298,34 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
     reached = next((h for h in hosts if h.network.probe.state == "open"), None)
     same = [h for h in hosts if h.network.probe.target == first.target]
     mute = next((h for h in same if _answers_nobody(h)), None)
+    host: RankReport | None = None
+    timed_out = all(e.network.probe.state == "timeout" for e in shut_out)
     # Several of these are true at once, and the first is told. A name that means each host itself
     # explains that others do not answer better than a firewall does. A firewall is told only where
     # the store answers a rank on its own host, and an address of no host only where its own host
     # gets no answer either: what is left is that nobody listens.
     if case.store_host is None and not case.store_alive:
-        category, ranks = Category.STORE_GONE, ()
-        cause = f"the session's store at {first.target} is gone"
-        remedy = "%ddp_init opens it again."
+        kind, ranks = "store-gone.session-store", ()
     elif len({network_of(e) for e in case.ranks} - {""}) > 1 and first.target.startswith(
         ("127.", "localhost")
     ):
-        category = Category.HOSTNAME_LOOPBACK
-        cause = f"MASTER_ADDR {shut_out[0].arguments.master_addr} means each host itself"
-        remedy = "Set MASTER_ADDR to the address of rank 0's host, as the others see it."
-    elif reached is not None and all(
-        e.network.probe.state == "timeout" and on_two_hosts(e, reached) for e in shut_out
-    ):
-        cause = (
-            f"nothing comes back from {first.target} ({first.detail.lower()}), where the store is "
-            f"open to rank {reached.rank} on the same host: a firewall drops it, or there is no "
-            "route"
-        )
-        remedy = (
-            f"Open TCP port {reached.arguments.master_port} of rank {reached.rank}'s host to the "
-            "others (firewall, security group), or set MASTER_PORT to a port that is open."
-        )
+        kind = "hostname-loopback.master"
+    elif reached is not None and timed_out and all(on_two_hosts(e, reached) for e in shut_out):
+        kind = "unreachable-master.dropped"
+        host = reached
         evidence.append(f"rank {reached.rank}: {reached.network.probe.target}: open")
-    elif mute is not None and all(e.network.probe.state == "timeout" for e in shut_out):
-        ranks = tuple(sorted((*ranks, mute.rank)))
-        cause = (
-            f"no rank gets an answer at {first.target}, not even rank {mute.rank}, which opens the "
-            "store there: its host does not have that address, or everything sent to it is dropped"
-        )
-        remedy = f"Set MASTER_ADDR to an address of rank {mute.rank}'s host that the others reach."
+    elif mute is not None and timed_out:
+        kind = "unreachable-master.not-even-its-host"
+        host, ranks = mute, tuple(sorted((*ranks, mute.rank)))
         evidence.append(f"rank {mute.rank}: {mute.network.probe.target}: no answer")
     else:
-        cause = f"no process answers at {first.target} ({first.detail.lower()})"
+        kind = "unreachable-master.no-answer"
         if first.state == "other":
-            cause = f"another program answers at {first.target}, and no store of torch's"
-        remedy = (
-            "Use what the launcher sets: os.environ['MASTER_ADDR'] and os.environ['MASTER_PORT']. "
-            "Or set both to where rank 0 listens."
-        )
+            kind = "unreachable-master.other-program"
         if opens_store(shut_out[0]):
             opened = [e for e in case.ranks if e.arguments.hosts_store]
-            cause += "" if opened else ": no rank opens a store there (is_master=True)"
-            remedy = (
-                "Have one rank open the store with is_master=True, and give all ranks its address "
-                "and port."
-            )
+            nowhere = "unreachable-master.never-opened"
+            kind = "unreachable-master.opened-elsewhere" if opened else nowhere
             evidence += [
                 f"rank {e.rank} opens one at {e.arguments.master_addr}:{e.arguments.master_port}"
                 for e in opened
@@ -372,7 +333,17 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
         told = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
         # Evidence alone: the launcher may choose another port at the next start.
         evidence += [f"the launcher set {told[0]}:{told[1]}"] if all(told) else []
-    return Finding(category, ranks, cause, remedy, case.waiting, tuple(evidence))
+    return catalogue.finding(
+        kind,
+        ranks,
+        waiting=case.waiting,
+        evidence=tuple(evidence),
+        address=address,
+        target=first.target,
+        detail=first.detail.lower(),
+        host=host and host.rank,
+        port=host and host.arguments.master_port,
+    )
 
 
 # -- reach -------------------------------------------------------------------------------
@@ -414,16 +385,11 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
             continue
         ranks, first = tuple(e.rank for e in culprits), culprits[0].network
         elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
-        on = f" on {first.host}" if first.host else ""
-        yield Finding(
-            Category.HOSTNAME_LOOPBACK,
+        yield catalogue.finding(
+            "hostname-loopback.listens",
             ranks,
-            f"listens at {next(iter(first.listens), '127.x')}{on}, where no other host can reach "
-            f"it: {verb(elsewhere, 'is', 'are')} on another host",
-            f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others "
-            "reach, or correct /etc/hosts there: the host's name must not resolve to 127.x.",
-            context.case.waiting,
-            (
+            waiting=context.case.waiting,
+            evidence=(
                 *(
                     f"rank {e.rank} listens at {each}"
                     for e in culprits
@@ -435,6 +401,9 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
                     if o.activity is Activity.FAILED and "connectFullMesh" in o.error.text
                 ),
             ),
+            address=next(iter(first.listens), "127.x"),
+            host=first.host,
+            elsewhere=elsewhere,
         )
 
 
@@ -486,17 +455,15 @@ def blocked_ranks(context: Context) -> Iterator[Finding]:
     if len(hosts) != 1:
         hosts = {network_of(b) for _, b, _ in blocked}
     ranks = tuple(e.rank for e in connecting if network_of(e) in hosts)
-    unreached = sorted({b.rank for _, b, _ in blocked})
-    askers = sorted({a.rank for a, _, _ in blocked})
-    way = f"from {name_ranks(unreached)} to {name_ranks(askers)}"
-    if unreached == askers:
-        way = "from one host to the other"
-    yield Finding(
-        Category.FIREWALL,
+    unreached = tuple(sorted({b.rank for _, b, _ in blocked}))
+    askers = tuple(sorted({a.rank for a, _, _ in blocked}))
+    yield catalogue.finding(
+        "firewall.both-ways" if unreached == askers else "firewall.one-way",
         ranks,
-        f"the store answers, but the ranks cannot reach each other: nothing comes back {way}",
-        "Open all TCP ports between the hosts of the job (firewall, security group): gloo and NCCL "
-        "listen at ports that the system chooses.",
-        case.waiting,
-        tuple(f"rank {a.rank} -> rank {b.rank}: {p.target}: {p.detail}" for a, b, p in blocked),
+        waiting=case.waiting,
+        evidence=tuple(
+            f"rank {a.rank} -> rank {b.rank}: {p.target}: {p.detail}" for a, b, p in blocked
+        ),
+        unreached=unreached,
+        askers=askers,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.majority import by_ranks, minority
 from ddp_notebook.diagnosis.progress import (
     differing_variables,
@@ -18,81 +20,44 @@ from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ra
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of errors whose text matches `pattern`; ``{0}`` is the first group of that."""
+    """The kind of finding of errors whose text matches `pattern`."""
 
     pattern: re.Pattern[str]
-    category: Category
-    cause: str
-    remedy: str
+    kind: str
 
-    def words(self, match: re.Match[str]) -> tuple[str, str]:
-        """Return the cause and the remedy, with the first group of the match."""
-        group = next(filter(None, match.groups()), "")
-        return self.cause.format(group).removesuffix(" ()"), self.remedy.format(group)
+    def found(self, match: re.Match[str]) -> str:
+        """Return the first group of a match: the value that the error names, or nothing."""
+        return cut(next(filter(None, match.groups()), "").strip(), 60)
 
 
-def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meaning:
-    return Meaning(re.compile(pattern, re.IGNORECASE | re.DOTALL), category, cause, remedy)
+def _meaning(pattern: str, kind: str) -> Meaning:
+    return Meaning(re.compile(pattern, re.IGNORECASE | re.DOTALL), kind)
 
 
-_AS_IT_IS = "to run it on CPUs as it is: %ddp_run --cpu (for a cell %%ddp --cpu)"
 MEANINGS = (
     _meaning(
         r"\bno (?:free|available|unused) ports?\b([^\n]*)|ports? exhausted",
-        Category.PORT_EXHAUSTED,
-        "found no free port where it may look{0}",
-        "Free a port of the range, or widen it; or ask the system for a port (bind to port 0) on "
-        "one process, and give its number to all ranks",
+        "port-exhausted.none-free",
     ),
-    _meaning(
-        r"EADDRINUSE|address already in use",
-        Category.PORT_IN_USE,
-        "MASTER_PORT is held by another process on the master's host",
-        "Free the port, or give the job a MASTER_PORT of its own",
-    ),
+    _meaning(r"EADDRINUSE|address already in use", "port-in-use.held"),
     _meaning(
         r"Unable to find address for: (\S+)|[Uu]nable to find interface (\S+)",
-        Category.WRONG_INTERFACE,
-        "GLOO_SOCKET_IFNAME names {0}, which is no interface of its host",
-        "Unset GLOO_SOCKET_IFNAME, or name an interface that exists",
+        "wrong-interface.unknown-interface",
     ),
-    _meaning(
-        r"environment variable (\w+) expected, but not set",
-        Category.ENV_INVALID,
-        "{0} is not set",
-        "Set {0}, or start the script with a launcher that does (%ddp_run, torchrun)",
-    ),
-    _meaning(
-        r"invalid literal for int\(\) with base 10: (\S+)",
-        Category.ENV_INVALID,
-        "{0} is given where a number must be (RANK, WORLD_SIZE or MASTER_PORT)",
-        "Set RANK, WORLD_SIZE and MASTER_PORT to numbers",
-    ),
+    _meaning(r"environment variable (\w+) expected, but not set", "env-invalid.not-set"),
+    _meaning(r"invalid literal for int\(\) with base 10: (\S+)", "env-invalid.not-a-number"),
     _meaning(
         r"port must have value from 0 to 65535 but was (\d+)",
-        Category.ENV_INVALID,
-        "MASTER_PORT is {0}: ports are 1 to 65535",
-        "Set MASTER_PORT to a port from 1024 to 65535",
+        "env-invalid.port-out-of-range",
     ),
     _meaning(
         r"rank < size\D*([\d vs.]+\d)|rank .{0,40}must be (?:less|smaller)",
-        Category.ENV_INVALID,
-        "RANK is not below WORLD_SIZE ({0})",
-        "Ranks are 0 to WORLD_SIZE - 1",
+        "env-invalid.too-high",
     ),
-    _meaning(
-        r"doesn't have (\w+) built in",
-        Category.BACKEND_DEVICE_MISMATCH,
-        "the backend is {0}, which the torch that is installed here was built without",
-        "Use init_process_group('gloo') on CPUs; {0} needs another build of torch; or, "
-        f"{_AS_IT_IS}",
-    ),
+    _meaning(r"doesn't have (\w+) built in", "backend-device-mismatch.not-built-in"),
     _meaning(
         r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
-        Category.BACKEND_DEVICE_MISMATCH,
-        "the backend is NCCL, and this process sees no GPU",
-        "Use init_process_group('gloo') on CPUs; or let the process see a GPU "
-        f"(CUDA_VISIBLE_DEVICES); or, {_AS_IT_IS}",
+        "backend-device-mismatch.nccl-without-gpu",
     ),
     _meaning(
         r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
@@ -100,166 +65,69 @@ MEANINGS = (
         r"|Cannot access accelerator device when none is available|requires CUDA support"
         r"|no CUDA-capable device is detected"
         r"|object on a CUDA device but torch\.cuda\.is_available\(\) is False",
-        Category.BACKEND_DEVICE_MISMATCH,
-        "CUDA is asked for, and this process has no GPU that torch can use",
-        f"Use the device 'cpu'; or, {_AS_IT_IS}",
+        "backend-device-mismatch.no-cuda",
     ),
     # https://github.com/NVIDIA/Megatron-LM/issues/661
-    _meaning(
-        r"Duplicate GPU detected ?:? ?([^\n]*)",
-        Category.GPU_MAPPING,
-        "two ranks use one GPU, which NCCL refuses ({0})",
-        "Give each rank a GPU of its own before init_process_group: "
-        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); with fewer GPUs than ranks use gloo",
-    ),
+    _meaning(r"Duplicate GPU detected ?:? ?([^\n]*)", "gpu-mapping.one-gpu-twice"),
     # https://github.com/tatsu-lab/stanford_alpaca/issues/67
-    _meaning(
-        r"invalid device ordinal",
-        Category.GPU_MAPPING,
-        "it chooses a GPU whose number its process does not see",
-        "Start at most as many ranks on a host as it has GPUs, and choose by LOCAL_RANK, not RANK; "
-        "CUDA_VISIBLE_DEVICES numbers the GPUs again, from 0",
-    ),
+    _meaning(r"invalid device ordinal", "gpu-mapping.no-such-gpu"),
     # https://github.com/pyg-team/pytorch_geometric/issues/10101
     _meaning(
         r"CUDA error: (device-side assert triggered|an illegal memory access was encountered"
         r"|unspecified launch failure|misaligned address)",
-        Category.EXCEPTION_ON_ONE_RANK,
-        "its GPU failed ({0}), and no CUDA call of this process works any more",
-        "Replace the process (%ddp_restart). The line that is shown is where it was noticed: "
-        "CUDA_LAUNCH_BLOCKING=1 in the environment shows the one that failed, most often an index "
-        "out of range",
+        "exception-on-one-rank.gpu-failed",
     ),
-    _meaning(
-        r"uncorrectable ECC error encountered",
-        Category.EXCEPTION_ON_ONE_RANK,
-        "its GPU has a memory error (ECC), and no CUDA call of this process works any more",
-        "Take the GPU out of use: nvidia-smi -q -d ECC shows its state, and a reset may clear it",
-    ),
+    _meaning(r"uncorrectable ECC error encountered", "exception-on-one-rank.gpu-memory-error"),
     # https://github.com/lllyasviel/Omost/issues/120
     _meaning(
         r"NVIDIA driver on your system is too old \(found version (\d+)\)"
-        r"|CUDA driver version is (insufficient)",
-        Category.VERSION_MISMATCH,
-        "NVIDIA's driver on its host is too old for this build of torch ({0})",
-        "Install a newer driver there, or a torch that was built for an older CUDA",
+        r"|CUDA driver version is insufficient",
+        "version-mismatch.old-driver",
     ),
     # https://github.com/NVIDIA/nccl/issues/473
-    _meaning(
-        r"unhandled system error|ncclSystemError",
-        Category.RESOURCE_STARVED,
-        "a system call of NCCL's failed: for shared memory, a socket or memory",
-        "In a container give it a larger /dev/shm (docker run --shm-size=8g, or --ipc=host); "
-        "NCCL_DEBUG=WARN in the environment says which call it was",
-    ),
+    _meaning(r"unhandled system error|ncclSystemError", "resource-starved.nccl-system-call"),
     _meaning(
         r"Unknown backend type (\S+)|Invalid backend: '?([^'\s]+)",
-        Category.ENV_INVALID,
-        "torch knows no backend {0}",
-        "Use 'gloo' on CPUs, 'nccl' on NVIDIA GPUs",
+        "env-invalid.unknown-backend",
     ),
-    _meaning(
-        r"initialize the default process group twice",
-        Category.DOUBLE_INIT,
-        "init_process_group is called, and there is a group already",
-        "Call it once, or dist.destroy_process_group() before",
-    ),
+    _meaning(r"initialize the default process group twice", "double-init.called-again"),
     _meaning(
         r"CUDA out of memory.*?(Process \d+ has [\d.]+ \wiB) memory in use",
-        Category.OOM_ON_ONE_RANK,
-        "its GPU has no memory left, of which others hold a part ({0})",
-        "End what is not of this job (nvidia-smi lists it), or give the rank another GPU",
+        "oom-on-one-rank.gpu-shared",
     ),
     _meaning(
         r"can't allocate memory|out of memory|cannot allocate memory|DefaultCPUAllocator",
-        Category.OOM_ON_ONE_RANK,
-        "it ran out of memory",
-        "Give it more memory, or a smaller model or batch",
+        "oom-on-one-rank.out-of-memory",
     ),
     # https://github.com/pytorch/pytorch/issues/5040
-    _meaning(
-        r"worker \(pid \d+\) is killed by signal: Bus error",
-        Category.DATALOADER_SHM,
-        "a worker of its DataLoader was killed as /dev/shm was full (SIGBUS)",
-        "Give the container a larger /dev/shm (docker run --shm-size=8g, or --ipc=host), or use "
-        "fewer workers or smaller batches",
-    ),
+    _meaning(r"worker \(pid \d+\) is killed by signal: Bus error", "dataloader-shm.shm-full"),
     # https://github.com/pytorch/pytorch/issues/8976
     _meaning(
         r"worker \(pid \d+\) is killed by signal: (Killed)",
-        Category.EXCEPTION_ON_ONE_RANK,
-        "a worker of its DataLoader was killed (SIGKILL), as the kernel does for lack of memory",
-        "Look at `dmesg` for the kernel's OOM killer; use fewer workers, or load less in each",
+        "exception-on-one-rank.worker-killed",
     ),
-    _meaning(
-        r"Too many open files",
-        Category.RESOURCE_STARVED,
-        "its process may open no more files: each open file, pipe and socket counts",
-        "Close what is open, allow more (ulimit -n), or have the workers of a DataLoader share "
-        "tensors by name: torch.multiprocessing.set_sharing_strategy('file_system')",
-    ),
-    _meaning(
-        r"[Pp]ermission denied|Read-only file system",
-        Category.FILESYSTEM,
-        "it may not write where it must",
-        "Use a path that every rank may write",
-    ),
+    _meaning(r"Too many open files", "resource-starved.open-files"),
+    _meaning(r"permission denied|read-only file system", "filesystem.no-permission"),
     _meaning(
         r"expects same model across all ranks|appears not to match sizes|"
         r"inconsistent \d+ params|different number of parameters",
-        Category.PARAM_MISMATCH,
-        "the model that DDP got there differs from the other ranks' models",
-        "Build the same model on every rank",
+        "param-mismatch.ddp-refused",
     ),
     _meaning(
         r"Expected to have finished reduction in the prior iteration",
-        Category.UNUSED_PARAMS,
-        "a parameter of the model got no gradient in the last step, so a bucket was never reduced",
-        "Use every parameter in forward, or give DistributedDataParallel "
-        "find_unused_parameters=True",
+        "unused-params.no-gradient",
     ),
-    _meaning(
-        r"Expected to mark a variable ready only once",
-        Category.CHECKPOINT_REENTRANT,
-        "a parameter got its gradient more than once in a backward: reentrant checkpointing, or "
-        "one module in two checkpointed parts",
-        "Use checkpoint(..., use_reentrant=False); or static_graph=True in "
-        "DistributedDataParallel where each step has the same graph",
-    ),
-    _meaning(
-        r"Your training graph has changed in this iteration",
-        Category.UNUSED_PARAMS,
-        "a step used other parameters than the first one did, and static_graph=True promises "
-        "that none does",
-        "Use the same parameters in each step (the first inside of no_sync() counts too), or "
-        "leave static_graph=True out",
-    ),
-    _meaning(
-        r"expect_autograd_hooks_ INTERNAL ASSERT",
-        Category.NO_SYNC_MISUSE,
-        "a backward under no_sync() came before the first one that reduces, and "
-        "static_graph=True learns the graph in the first",
-        "Leave static_graph=True out, or begin with a step outside of no_sync()",
-    ),
+    _meaning(r"Expected to mark a variable ready only once", "checkpoint-reentrant.marked-twice"),
+    _meaning(r"Your training graph has changed in this iteration", "unused-params.graph-changed"),
+    _meaning(r"expect_autograd_hooks_ INTERNAL ASSERT", "no-sync-misuse.before-the-first"),
     _meaning(
         r"Split sizes (?:doesn't|does not|do not) match total dim 0 size",
-        Category.SPLIT_MISMATCH,
-        "the split sizes that it gives to all_to_all do not add up to the rows of its tensor",
-        "Make the splits of the very tensor that is sent: sum(input_split_sizes) == len(input)",
+        "split-mismatch.own-sizes",
     ),
-    _meaning(
-        r"Global rank (\d+) is not part of group",
-        Category.SUBGROUP_MISUSE,
-        "a collective of a smaller group names rank {0}, which is not in that group, as src= or "
-        "dst=: that is a rank of the whole job, not of the group",
-        "Count in the group: group_src= or group_dst=; or translate the rank first: "
-        "dist.get_global_rank(group, number)",
-    ),
+    _meaning(r"Global rank (\d+) is not part of group", "subgroup-misuse.not-a-member"),
     _meaning(
         r"No backend type associated with device type (\w+)",
-        Category.BACKEND_DEVICE_MISMATCH,
-        "a tensor is on {0}, for which the group has no backend",
-        "Move the tensor, or use a backend for its device",
+        "backend-device-mismatch.no-backend",
     ),
 )
 
@@ -306,23 +174,40 @@ def lacks_group(e: RankReport) -> bool:
     return bool(failed) and not (e.entered or e.initialized)
 
 
-def _said_alike(
-    case: Case, *, invalid: bool
-) -> Iterable[tuple[tuple[Category, str, str], list[RankReport]]]:
+@dataclass(frozen=True)
+class _Reading:
+    """The kind of an error, with its facts; of what a rank says itself, the category alone."""
+
+    kind: str
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def category(self) -> Category:
+        return Category(self.kind.partition(".")[0])
+
+    def finding(self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...]) -> Finding:
+        """Make the finding of these ranks."""
+        facts = dict(self.facts)
+        if "." not in self.kind:
+            return Finding(self.category, ranks, waiting=waiting, evidence=evidence, **facts)
+        return catalogue.finding(self.kind, ranks, waiting=waiting, evidence=evidence, **facts)
+
+
+def _said_alike(case: Case, *, invalid: bool) -> Iterable[tuple[_Reading, list[RankReport]]]:
     """The errors that say the same, with what the first of them means."""
-    same: dict[object, tuple[tuple[Category, str, str], list[RankReport]]] = {}
+    same: dict[object, tuple[_Reading, list[RankReport]]] = {}
     stores = {e.rank: e.arguments.master_port for e in case.callers if e.arguments.hosts_store}
     for e in case.ranks:
-        meaning = _read(e, case) if e.activity is Activity.FAILED else None
-        if meaning is None or (meaning[0] is Category.ENV_INVALID) != invalid:
+        reading = _read(e, case) if e.activity is Activity.FAILED else None
+        if reading is None or (reading.category is Category.ENV_INVALID) != invalid:
             continue
         others = {**stores, e.rank: -1}.values()
-        if meaning[0] is Category.PORT_IN_USE and e.arguments.master_port in others:
+        if reading.category is Category.PORT_IN_USE and e.arguments.master_port in others:
             continue  # it is no stranger's: another rank of this job hosts its store there
         # One line may say of each rank another value: that is one mistake all the same.
-        at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
-        key: object = (e.error.type, meaning[2], at) if at else meaning
-        same.setdefault(key, (meaning, []))[1].append(e)
+        at = e.error.at if reading.category is Category.EXCEPTION_ON_ONE_RANK else ()
+        key: object = (e.error.type, reading.kind, at) if at else reading
+        same.setdefault(key, (reading, []))[1].append(e)
     return same.values()
 
 
@@ -339,15 +224,13 @@ def of_errors(
     Ranks that say the same share one. The culprits are `only` these ranks, if given; `waiting` are
     by default all that wait.
     """
-    for (category, cause, remedy), failed in _said_alike(case, invalid=invalid):
+    for reading, failed in _said_alike(case, invalid=invalid):
+        category = reading.category
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
         if ranks:
-            yield Finding(
-                category,
+            yield reading.finding(
                 ranks,
-                cause,
-                remedy,
                 case.where(Activity.WAITING) if waiting is None else waiting,
                 (
                     *by_ranks({e.rank: _said(e, category) for e in failed}),
@@ -372,25 +255,24 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
     return [e for e in failed if e.rank in ranks] or failed
 
 
-def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
-    """Category, cause and remedy of a rank's error; None when it is only a victim."""
+def _read(e: RankReport, case: Case) -> _Reading | None:
+    """What a rank's error means; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
-        return Category(e.error.category), first_line(e).rstrip("."), e.error.remedy
+        own = ("cause", first_line(e).rstrip(".")), ("remedy", e.error.remedy)
+        return _Reading(e.error.category, own)
     line = e.error.at[-1].text if e.error.at else ""
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error.text)
-        may_be = meaning.category is not Category.ENV_INVALID or _ENVIRONMENT.search(line)
-        if match and may_be:
-            cause, remedy = meaning.words(match)
-            return meaning.category, cause, f"{remedy}."
+        if match and (not meaning.kind.startswith("env-invalid") or _ENVIRONMENT.search(line)):
+            return _Reading(meaning.kind, (("found", meaning.found(match)),))
     if e.error.type == "MemoryError":
-        return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
+        return _Reading("oom-on-one-rank.out-of-memory")
     if e.error.type not in _OF_PYTHON and _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
     return _raised_own(e, case)
 
 
-def _raised_own(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
+def _raised_own(e: RankReport, case: Case) -> _Reading | None:
     """Read an error of the user's code; None where it is said elsewhere, or no rank waits."""
     if lacks_group(e) and any(map(in_setup, case.ranks)):
         return None  # that it did not call for one as the others did is said of it elsewhere
@@ -399,22 +281,18 @@ def _raised_own(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     gave_up = any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
     if not case.where(Activity.WAITING) and not gave_up:
         return None  # no rank was waiting for it: the error speaks for itself
-    return (
-        Category.EXCEPTION_ON_ONE_RANK,
-        f"raised {raised_words(e.error.type, e.error.text, e.error.at)}",
-        _BY_TYPE.get(e.error.type, "Correct the error there; the others wait for it."),
-    )
+    words = raised_words(e.error.type, e.error.text, e.error.at)
+    kind = _BY_TYPE.get(e.error.type, "exception-on-one-rank.raised")
+    return _Reading(kind, (("error", words),))
 
 
 _BY_TYPE = {
     # https://github.com/pytorch/pytorch/issues/72099
-    "SystemExit": "Where one rank may have to end, let all ranks decide it together (all_reduce a "
-    "flag), and end together.",
+    "SystemExit": "exception-on-one-rank.left",
     # https://github.com/huggingface/datasets/issues/6623
-    "StopIteration": "Its iterator had no more to give: give every rank as many batches, or use "
-    "next(iterator, None) and let all ranks decide together to stop (all_reduce a flag).",
+    "StopIteration": "exception-on-one-rank.ran-out",
 }
-"""Remedies for errors that are no mistake of the line that raised them."""
+"""The kinds of errors that are no mistake of the line that raised them."""
 
 
 _ENVIRONMENT = re.compile(r"^$|init_process_group|environ|getenv|RANK|WORLD|PORT")
@@ -430,7 +308,7 @@ def _said(e: RankReport, category: Category) -> str:
     return way_to_error(e.error.at)
 
 
-def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
+def _gave_up_first(e: RankReport, case: Case) -> _Reading | None:
     """A rank whose timeout is shorter than the others' gave up on a rank that is only late."""
     mine = e.arguments.timeout_s
     longest = max(other.arguments.timeout_s or 0.0 for other in case.ranks)
@@ -440,11 +318,7 @@ def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | Non
             return None  # that one will not come at all, however long it is waited for
     if mine is None or longest <= mine or not TIMED_OUT.search(e.error.text):
         return None
-    return (
-        Category.ENV_MISMATCH,
-        f"waits {mine:g} s, other ranks up to {longest:g} s: it gave up first",
-        "Give init_process_group the same timeout= on every rank, longer than the latest takes.",
-    )
+    return _Reading("env-mismatch.gave-up-first", (("own_s", mine), ("longest_s", longest)))
 
 
 def first_line(e: RankReport) -> str:

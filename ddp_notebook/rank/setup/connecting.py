@@ -86,7 +86,7 @@ class StoreClient:
             if time.monotonic() > deadline and not plan.patient:
                 raise StageError(
                     f"The store at {host}:{port} did not answer within {timeout_s:g} s: {why}.",
-                    "%ddp_why compares this rank's MASTER_ADDR and MASTER_PORT with the others'",
+                    "Compare MASTER_ADDR and MASTER_PORT of all ranks: %ddp_why",
                 )
 
     def await_keys(self, store: dist.Store, keys: list[str], plan: SetUpPlan) -> None:
@@ -110,5 +110,5 @@ class StoreClient:
             if time.monotonic() > deadline:
                 raise StageError(
                     f"{who.capitalize()} did not join within {plan.timeout_s:g} s.",
-                    "%ddp_status shows where they are; %ddp_init --timeout allows more time",
+                    "See where the ranks are: %ddp_status. Allow more time: %ddp_init --timeout 60",
                 )

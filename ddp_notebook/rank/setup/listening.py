@@ -45,7 +45,7 @@ def host_store(host: str, port: int, timeout: timedelta) -> TCPStore:
 def explain(error: OSError | RuntimeError, host: str, port: int) -> StageError:
     """Why the store cannot listen, and what to type; a category if another process listens."""
     if isinstance(error, RuntimeError):  # torch's own, of its store
-        return StageError(f"torch's store cannot open: {error}", "Look at the machine: %ddp_doctor")
+        return StageError(f"torch's store cannot open: {error}", "Check the machine: %ddp_doctor")
     no_address = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
     if isinstance(error, socket.gaierror):
         return StageError(f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", no_address)
@@ -59,7 +59,7 @@ def explain(error: OSError | RuntimeError, host: str, port: int) -> StageError:
         return StageError(f"MASTER_ADDR {host} is not an address of this machine.", no_address)
     if error.errno == errno.EACCES:
         return StageError(
-            f"Port {port} may not be used: ports below 1024 are the administrator's.",
+            f"Port {port} is reserved: ports below 1024 need administrator rights.",
             "Leave --master-port out, or give a port from 1024 to 65535.",
         )
     return StageError(

@@ -90,7 +90,7 @@ class PastedProgram(Component):
         if other:
             anew = f", or make such a group: %ddp_shutdown, then %ddp_init{options}"
             raise Refused(
-                f"init_process_group asks for {' and '.join(other)}: this rank has a group already",
+                f"init_process_group asks for {' and '.join(other)}, but this rank has a group",
                 f"Leave what differs out of the call{anew if options else ''}",
                 Category.DOUBLE_INIT,
             )
@@ -128,7 +128,7 @@ def _check_command(command: str) -> None:
     if launched := launched_by(command.split()):
         name, program = launched
         raise Refused(
-            f"{name} starts ranks, and this cell runs on ranks already",
+            f"{name} starts ranks, but this cell already runs on ranks",
             f"Run it in a cell of its own, without %%ddp: %ddp_run {program or 'train.py'}",
             Category.NOTEBOOK_LAUNCH,
         )
@@ -145,9 +145,9 @@ def _refuse(what: str, function: Any) -> NoReturn:
     if what.startswith("mp."):
         needed = ["rank", *needed[1:]]
     raise Refused(
-        f"{what}, and this cell runs on {dist.get_world_size()} processes already: the ranks",
-        f"Call {name}({', '.join(needed)}) in the cell; rank and world_size are there. Or put the "
-        "program into a file: %ddp_run --python train.py",
+        f"{what}, but this cell already runs on {dist.get_world_size()} ranks",
+        f"Call {name}({', '.join(needed)}) in the cell, where rank and world_size are defined. "
+        "Or put the program into a file: %ddp_run --python train.py",
         Category.NOTEBOOK_LAUNCH,
     )
 

@@ -81,23 +81,25 @@ def check(arguments: InitArguments, plan: SetUpPlan) -> None:
         text = arguments.raw.get(name, "")
         number = name == "MASTER_ADDR" or re.fullmatch(r"-?\d+", text)
         if not text or not number:
-            what = f"{text!r}, which is not a number" if text else "not set"
+            what = f"{text!r}, but must be a number" if text else "not set"
             raise _invalid(f"{name} is {what}.", name, plan)
     assert arguments.rank is not None and arguments.world_size is not None
     if arguments.world_size < 1:
         raise _invalid(
-            f"WORLD_SIZE is {arguments.world_size}: it must be 1 or more.", names[1], plan
+            f"WORLD_SIZE is {arguments.world_size}, but must be at least 1.", names[1], plan
         )
     if not 0 <= arguments.rank < arguments.world_size:
         raise _invalid(
-            f"RANK is {arguments.rank}, but with WORLD_SIZE {arguments.world_size} ranks are "
+            f"RANK is {arguments.rank}, but with WORLD_SIZE {arguments.world_size} it must be "
             f"0 to {arguments.world_size - 1}.",
             "RANK",
             plan,
         )
     if arguments.method != "file" and not 0 < (arguments.master_port or 0) < 65536:
         raise _invalid(
-            f"MASTER_PORT is {arguments.master_port}: ports are 1 to 65535.", "MASTER_PORT", plan
+            f"MASTER_PORT is {arguments.master_port}, but ports go from 1 to 65535.",
+            "MASTER_PORT",
+            plan,
         )
 
 

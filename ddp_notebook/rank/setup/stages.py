@@ -169,14 +169,16 @@ class BringUp:
         self._settings.apply(plan)
         self._read_arguments()
         if "nccl" in self._arguments.backend and not dist.is_nccl_available():
-            raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
+            raise StageError(
+                "This build of torch has no NCCL.", "Use gloo: %ddp_init --backend gloo"
+            )
         torch.set_num_threads(plan.threads)
         if plan.device.startswith("cuda"):
             if not torch.cuda.is_available():
                 visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
                 raise StageError(
                     f"No CUDA device is usable (CUDA_VISIBLE_DEVICES={visible}).",
-                    "%ddp_init --device cpu, or check the GPU with nvidia-smi",
+                    "Run on CPUs: %ddp_init --device cpu. Or check the GPU with nvidia-smi.",
                 )
             torch.cuda.set_device(torch.device(plan.device))
         return f"RANK={self._arguments.rank} WORLD_SIZE={self._arguments.world_size}"
@@ -230,8 +232,9 @@ class BringUp:
         expected = self.world_size * (self.world_size + 1) / 2
         if not bool((value == expected).all()):
             raise StageError(
-                f"The all_reduce gave {value[0].item():g}, not {expected:g}.",
-                "%ddp_restart; if it happens again, the backend or the network corrupts data",
+                f"The all_reduce returned {value[0].item():g} instead of {expected:g}.",
+                "Restart the ranks: %ddp_restart. If it happens again, the backend or the network "
+                "corrupts data.",
             )
         # The all_reduce above had the timeout of the setup. From here on the session finds out what
         # hangs, and a timeout of torch's would only end what the user wants to look at.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddp_notebook.diagnosis import diagnose_run, progress
+from ddp_notebook.diagnosis import catalogue, diagnose_run, progress
 from ddp_notebook.diagnosis.collectives.wait_graph import wait_graph
 from ddp_notebook.model import (
     Activity,
@@ -14,10 +14,8 @@ from ddp_notebook.model import (
     Category,
     Diagnosis,
     Finding,
+    ProcessFacts,
     RankReport,
-    agree,
-    format_ranks,
-    them,
 )
 
 LOOK_AFTER_S = 0.6
@@ -173,43 +171,22 @@ def _broken(case: Case) -> tuple[RankReport, ...]:
 
 def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     """Describe a stall that no rule explains; `facts` are what each rank does."""
-    ranks = case.where(Activity.SILENT)
-    command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
+    ranks, kind, process = case.where(Activity.SILENT), "undecided.no-answer", ProcessFacts()
     if broken := _broken(case):
-        ranks = tuple(e.rank for e in broken)
-        if program := broken[0].process.program:
-            their = agree(ranks, "its process runs", "their processes run")
-            why = f"{their} another program now, as after os.exec: {program}"
-        else:
-            why = (
-                f"cannot answer ({broken[0].process.cannot_answer}) and "
-                f"{agree(ranks, 'uses', 'use')} no CPU: {agree(ranks, 'its', 'their')} code has "
-                "replaced something that Python or torch needs"
-            )
-        command = f"%ddp_restart --ranks {format_ranks(ranks)}"
-        way = f"give {them(ranks)} a new process with {command}, or keep waiting"
+        ranks, process = tuple(e.rank for e in broken), broken[0].process
+        kind = "undecided.other-program" if process.program else "undecided.cannot-answer"
     elif any(e.process.unreachable for e in case.ranks if e.rank in ranks):
-        why = (
-            f"cannot be asked, as {agree(ranks, 'its socket was', 'their sockets were')} removed, "
-            f"and {agree(ranks, 'uses', 'use')} no CPU for {UNDECIDED_AFTER_S:.0f} s"
-        )
-    elif ranks:
-        why = (
-            f"{agree(ranks, 'answers', 'answer')} nothing and {agree(ranks, 'uses', 'use')} no "
-            f"CPU for {UNDECIDED_AFTER_S:.0f} s: "
-            f"{agree(ranks, 'it waits', 'they wait')} in native code that holds Python's lock, or "
-            f"{agree(ranks, 'its', 'their')} code has replaced what answers need"
-        )
-    else:
-        why = f"nothing has moved for {still_s:.0f} s, and no rule says why"
-    return Finding(
-        Category.UNDECIDED,
+        kind = "undecided.unreachable"
+    elif not ranks:
+        kind = "undecided.nothing-moves"
+    return catalogue.finding(
+        kind,
         ranks,
-        why,
-        f"See what each rank does, {way}.",
-        case.waiting,
-        facts,
-        commands=(command,),
+        waiting=case.waiting,
+        evidence=facts,
+        program=process.program,
+        why_not=process.cannot_answer,
+        still_s=UNDECIDED_AFTER_S if ranks else still_s,
     )
 
 

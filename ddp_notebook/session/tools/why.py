@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import catalogue, diagnose_run, failures
 from ddp_notebook.diagnosis.collectives.meshes import Mesh, mesh_of
 from ddp_notebook.model import (
     Activity,
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.set_up import SetUp
-
-_ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
 
 
 @dataclass(eq=False)
@@ -113,7 +111,11 @@ class Why:
         """The diagnosis of a run that ranks are in."""
         found = run.found
         findings = tuple(
-            replace(finding, cause=_ENDED, evidence=())
+            replace(
+                finding,
+                cause=catalogue.words("rank-died.ended.restarted", ranks=finding.ranks),
+                evidence=(),
+            )
             if finding.died_of(run.events.restarted)
             else finding
             for finding in now.findings
