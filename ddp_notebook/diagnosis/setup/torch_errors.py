@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.progress import (
     raised_words,
     way_to_error,
 )
+from ddp_notebook.diagnosis.training.replicas import named
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ranks, cut
 
 
@@ -185,11 +186,21 @@ class _Reading:
     def category(self) -> Category:
         return Category(self.kind.partition(".")[0])
 
-    def finding(self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...]) -> Finding:
-        """Make the finding of these ranks."""
+    def finding(
+        self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...], unready: tuple[str, ...]
+    ) -> Finding:
+        """Make the finding of these ranks; `unready` are parameters that got no gradient there."""
         facts = dict(self.facts)
         if "." not in self.kind:
             return Finding(self.category, ranks, waiting=waiting, evidence=evidence, **facts)
+        if self.kind == "unused-params.no-gradient" and unready:
+            return catalogue.finding(
+                "unused-params.no-gradient-for",
+                ranks,
+                waiting=waiting,
+                evidence=evidence,
+                names=named(unready),
+            )
         return catalogue.finding(self.kind, ranks, waiting=waiting, evidence=evidence, **facts)
 
 
@@ -238,6 +249,7 @@ def of_errors(
                     *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
+                tuple(dict.fromkeys(n for e in odd for r in e.parts.replicas for n in r.unready)),
             )
 
 
