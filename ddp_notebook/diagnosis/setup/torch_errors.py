@@ -249,8 +249,14 @@ def of_errors(
                     *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
-                tuple(dict.fromkeys(n for e in odd for r in e.parts.replicas for n in r.unready)),
+                _without_gradient(odd),
             )
+
+
+def _without_gradient(failed: list[RankReport]) -> tuple[str, ...]:
+    """Return the parameters that got no gradient on these ranks, of which the error has numbers."""
+    replicas = (replica for e in failed for replica in e.parts.replicas)
+    return tuple(dict.fromkeys(name for replica in replicas for name in replica.unready))
 
 
 _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
