@@ -167,10 +167,10 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     """With two ranks: one cannot find the store, then one is held back."""
     text = raised(shell, capsys, "%ddp_init -n 2 --device cpu --set 1:MASTER_PORT=1")
     finding, _, error = text.partition("SetupFailed: ")
-    assert "✗ Rank 1 has MASTER_PORT=1" in finding
+    assert "✗ Rank 1 has `MASTER_PORT=1`" in finding
     assert "[env-mismatch]" in finding
-    assert error.startswith("Rank 1 has MASTER_PORT=1, but ")
-    assert "Fix: Leave MASTER_PORT on rank 1 as the launcher set it." in error
+    assert error.startswith("Rank 1 has `MASTER_PORT=1`, but ")
+    assert "Fix: Leave `MASTER_PORT` on rank 1 as the launcher set it." in error
     assert "Traceback" not in text
     diagnosis, _ = well(shell, capsys, "%ddp_why")
     assert isinstance(diagnosis, Diagnosis)
