@@ -42,8 +42,8 @@ _COLOURS = {WRONG: markup.BAD, UNDECIDED: markup.WARN, PASSING: markup.BUSY}
 _MOST_TRACEBACKS, _MOST_LINES = 4, 160
 """How many different tracebacks are shown, and how much of each."""
 _DOING_COLUMNS = (
-    Column("who", names_row=True, rank_set=True),
-    Column("doing", fills=True, breaks=True),
+    Column("rank", names_row=True, rank_set=True),
+    Column("activity", fills=True, breaks=True),
 )
 
 _EDGE = f"rgba({markup.IDLE}, 0.35)"
@@ -104,12 +104,12 @@ def next_words(finding: Finding, d: Diagnosis, explain: str = EXPLAIN) -> str:
 
 
 def past_words(d: Diagnosis) -> str:
-    """The run of the findings, if it is over: ``Found in cell 3, 12 s ago; ...``."""
+    """The run of the findings, if it is over: ``From cell 3 (12 s ago).``."""
     run = d.run
     if run is None or not run.over or not d.findings:
         return ""
-    when = age_words(run.age_s).replace("<", "less than")
-    return f"Found in {plain(run.title)}, {when} ago; no cell or script has run since."
+    when = f"{age_words(run.age_s)} ago" if run.age_s >= 1 else "just now"
+    return f"From {plain(run.title)} ({when})."
 
 
 def _more(d: Diagnosis) -> str:

@@ -250,4 +250,4 @@ def test_ranks_that_start_ranks_are_judged_and_told_that_these_are_too_many(
     assert remark.text in ranks2.status().snapshot.notes
     ranks2.abort()
     ranks2.run_script(str(script), ("fork",)).raise_for_error()
-    assert [each.text for each in ranks2.why().remarks if "6 in all" in each.text]
+    assert [each.text for each in ranks2.why().remarks if "6 ranks in all" in each.text]

@@ -123,7 +123,7 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
         assert [finding.ranks for finding in after.findings] == [(1,)]
         assert [traceback.ranks for traceback in after.tracebacks] == [(1,)]
         text = findings.text(after)
-        assert text.startswith("Found in cell 7, ") and "ranks 0 and 2 wait here" in text
+        assert text.startswith("From cell 7 (") and "ranks 0 and 2 wait here" in text
         assert after.to_json()["run"]["title"] == "cell 7" and after.to_json()["run"]["over"]
     ranks.restart((1,))
     assert ranks.why().findings, "new processes are no new run"

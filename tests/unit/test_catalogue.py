@@ -25,9 +25,10 @@ KINDS = [
 ]
 _KEY = re.compile(r"[a-z-]+(\.[a-z-]+){1,2}")
 REMARKS = [("remarks", kind) for kind in catalogue.entry("remarks")["kinds"]]
-OF_FINDINGS = {"waiting", "evidence", "passing", "sides", "site"}
+OF_FINDINGS = {"waiting", "evidence", "passing", "sides", "site", "decides"}
 GIVEN = {"ranks", "waiting"}
 """The facts that each title and fix can name."""
+"""What a finding can be given besides its facts."""
 
 
 class _Typical(str):
@@ -141,9 +142,7 @@ def test_each_call_gives_the_facts_that_the_words_need() -> None:
             parts = part or ["title", "fix"]
             used[category, kind].update(parts)
             named = set().union(*(facts_in(templates[each]) for each in parts))
-            useful |= named | (
-                set() if part else {"waiting", "evidence", "passing", "sides", "site"}
-            )
+            useful |= named | (set() if part else OF_FINDINGS)
             lacks = named - (given or set()) - (set() if part else GIVEN)
             if given is not None and lacks:
                 wrong.append(f"{place}: {key} has no fact for {sorted(lacks)}")

@@ -22,7 +22,14 @@ from traces import (
 )
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Category, GroupMade, name_ranks
+from ddp_notebook.model import (
+    Case,
+    Category,
+    GroupMade,
+    ModelParts,
+    ReplicaCounts,
+    name_ranks,
+)
 
 EPOCHS = """
 for epoch in range(9):
@@ -311,6 +318,12 @@ def test_the_error_of_the_next_forward_names_unused_parameters() -> None:
     case = play(same(3, [*DDP, backward(), backward()], r1=[*DDP]), {1: error})
     assert found(case) == [("unused-params", (1,))]
     assert found(play(same(2, [*DDP]), {0: error, 1: error})) == [("unused-params", (0, 1))]
+    counts = ReplicaCounts("net", unready_steps=1, unready=("b.weight", "b.bias"))
+    case = replace(
+        case, ranks=tuple(replace(e, parts=ModelParts(replicas=(counts,))) for e in case.ranks)
+    )
+    told = diagnose_run(case).headline
+    assert told == "`b.weight` and `b.bias` got no gradient on rank 1 in the previous step"
 
 
 def test_a_rank_that_goes_forward_and_reduces_nothing() -> None:

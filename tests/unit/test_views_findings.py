@@ -270,7 +270,7 @@ def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
         *("fix", "%ddp_restart --ranks 3"),
         "next: Ranks 0-2 are waiting. · more: %ddp_why --explain",
         *("evidence", "(2 facts)", *DUPLICATE.evidence),
-        *("rank activity", "who", "doing"),
+        *("rank activity", "rank", "activity"),
         *("ranks 0 and 1", "waits for rank 3", "rank 3", "is rank 1"),
     ]
     assert page.tags.count("details") == 2
@@ -381,9 +381,7 @@ def test_what_was_found_earlier_says_when_and_a_traceback_is_escaped_and_comes_b
     run = JudgedRun("cell 3", 3, True, "2026-01-01T00:00:00", 130.0)
     d = Diagnosis((finding,), tracebacks=(traceback,), run=run)
     text, page = findings.text(d), findings.html(d)
-    assert text.startswith(
-        "Found in cell 3, 2 min ago; no cell or script has run since.\n\n✗ Rank 1"
-    )
+    assert text.startswith("From cell 3 (2 min ago).\n\n✗ Rank 1")
     assert text.index("✗ Rank 1") < text.index("ValueError: <i>") < text.index("lines not shown")
     assert "Rank 0 was waiting." in text and "Rank 0 was waiting." in page
     assert "&lt;i&gt;no&lt;/i&gt;" in page and "<i>no" not in page and "\x1b" not in text + page

@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.progress import (
     raised_words,
     way_to_error,
 )
+from ddp_notebook.diagnosis.training.replicas import named
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ranks, cut
 
 
@@ -206,11 +207,21 @@ class _Reading:
     def category(self) -> Category:
         return Category(self.kind.partition(".")[0])
 
-    def finding(self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...]) -> Finding:
-        """Make the finding of these ranks."""
+    def finding(
+        self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...], unready: tuple[str, ...]
+    ) -> Finding:
+        """Make the finding of these ranks; `unready` are parameters that got no gradient there."""
         facts = dict(self.facts)
         if "." not in self.kind:
             return Finding(self.category, ranks, waiting=waiting, evidence=evidence, **facts)
+        if self.kind == "unused-params.no-gradient" and unready:
+            return catalogue.finding(
+                "unused-params.no-gradient-for",
+                ranks,
+                waiting=waiting,
+                evidence=evidence,
+                names=named(unready),
+            )
         return catalogue.finding(self.kind, ranks, waiting=waiting, evidence=evidence, **facts)
 
 
@@ -259,7 +270,14 @@ def of_errors(
                     *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
+                _without_gradient(odd),
             )
+
+
+def _without_gradient(failed: list[RankReport]) -> tuple[str, ...]:
+    """Return the parameters that got no gradient on these ranks, of which the error has numbers."""
+    replicas = (replica for e in failed for replica in e.parts.replicas)
+    return tuple(dict.fromkeys(name for replica in replicas for name in replica.unready))
 
 
 _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
