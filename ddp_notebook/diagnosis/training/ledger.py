@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from operator import mul
+from typing import Any
 
 from ddp_notebook import model
 
@@ -24,10 +25,12 @@ _Fact = tuple[str, int]
 
 def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> model.Ledger:
     """Compare the ranks' records of one training step, asked for by its number."""
-    found: dict[tuple[str, tuple[int, ...]], dict[int, model.SteppedParameter]] = {}
+    found: dict[tuple[Any, ...], dict[int, model.SteppedParameter]] = {}
     for rank, each in of.items():
         for parameter in each.parameters:
-            found.setdefault((parameter.name, parameter.shape), {})[rank] = parameter
+            # Ranks that DDP does not join, as those of other stages, are not compared.
+            key = parameter.name, parameter.shape, parameter.group
+            found.setdefault(key, {})[rank] = parameter
     # Large ones first: factors that are found in many values are tried where there are few.
     factors: list[float] = []
     largest = sorted(found, key=lambda key: -math.prod(key[1]))
@@ -39,7 +42,7 @@ def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> 
     for told in sorted(alike, key=_weight, reverse=True):
         texts = (text for text, _ in told)
         said = dict(zip(model.LEDGER_COLUMNS, texts, strict=True))
-        rows.append(model.LedgerRow(tuple(alike[told]), said, _weight(told) > 1))
+        rows.append(model.LedgerRow(tuple(dict.fromkeys(alike[told])), said, _weight(told) > 1))
     notes = model.by_value({rank: each.notes for rank, each in of.items()})
     said_too = tuple(f"{model.name_ranks(ranks)}: {note}" for ranks, each in notes for note in each)
     title = _title(rows, of, found.values(), asked)
@@ -84,7 +87,7 @@ def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
 
 
 def _has_part(each: model.SteppedParameter) -> bool:
-    return each.before is None or each.before.numel > 0
+    return each.before is not None and each.before.numel > 0
 
 
 def _said(texts: Mapping[int, str]) -> str:
@@ -103,7 +106,8 @@ def _own(by: _By) -> _Fact:
     many = f", {first.backwards} backwards" * (first.backwards > 1)
     if lack:
         return f"none on {model.name_ranks(lack)}{many}", 1
-    equal = len(by) > len({each.own for each in by.values()}) == 1
+    own = {each.own for each in by.values() if each.own is not None}
+    equal = len(by) > len(own) == 1 == sum(map(any, own))
     return f"{('one per rank', 'equal on all ranks')[equal]}{many}", int(equal)
 
 

@@ -40,6 +40,8 @@ class StepLedger:
         """The number of steps of each optimizer."""
         self._in_step: Any = None
         """The optimizer that is making a step."""
+        self._flat: dict[int, Any] = {}
+        """Parameters of FSDP1."""
         self._seen: object = None
         """How many DDP objects and optimizers there were when parameters were looked for."""
         self._notes: dict[str, None] = {}
@@ -112,7 +114,8 @@ class StepLedger:
 
     def _look_for_parameters(self) -> None:
         spaces, models = self._held.spaces(), roots()
-        if flat := fsdp_private.flat(models):
+        self._flat = fsdp_private.flat(models)
+        if self._flat:
             self._notes["FSDP1 (FullyShardedDataParallel) is not looked into"] = None
         for root in models:
             if (model := self._models.get(root, "")) == "":
@@ -121,14 +124,15 @@ class StepLedger:
                 self._models[root] = model
             wrapper = "module." if isinstance(root, DistributedDataParallel) else ""
             for name, tensor, unit in parameters_of(root):
-                if id(tensor) not in flat:
-                    self._watch(model, name.removeprefix(wrapper), tensor, unit and unit.param)
+                self._watch(model, name.removeprefix(wrapper), tensor, unit and unit.param)
 
     def _watch(self, model: str, name: str, tensor: torch.Tensor, param: Any = None) -> None:
         known = self._watched.get(id(tensor))
-        if not tensor.requires_grad or (known is not None and known.tensor() is tensor):
+        if not tensor.requires_grad or id(tensor) in self._flat:
             return
-        if tensor.is_complex() or not tensor.is_leaf or len(self._watched) >= _MOST_PARAMETERS:
+        if known is not None and known.tensor() is tensor:
+            return
+        if tensor.is_complex() or len(self._watched) >= _MOST_PARAMETERS:
             self._notes[f"{model}.{name} was not looked at"] = None
             return
         now = SteppedParameter(f"{model}.{name}", tuple(tensor.shape))
