@@ -1,4 +1,4 @@
-"""One training step under the microscope: what ranks saw of its parameters, as rows."""
+"""One training step: the ranks' records of its parameters, and rows of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SteppedParameter:
     name: str
     shape: tuple[int, ...]
     within: str = ""
-    """What reduces its gradient: DDP, FSDP2, DTensor; "" for none of them."""
+    """DDP, FSDP2 or DTensor, which reduces its gradient; "" for none of them."""
     group: Ranks = ()
     """The ranks among which that happens; none where unknown."""
     sharded: bool = False
@@ -59,9 +59,9 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Parameters of which the same is to be said, by the names of `LEDGER_COLUMNS`.
+    """Parameters with the same facts, by the names in `LEDGER_COLUMNS`.
 
-    `marked`: it is worth a look.
+    `marked`: the row is worth a look.
     """
 
     parameters: tuple[str, ...]

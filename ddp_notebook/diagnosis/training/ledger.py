@@ -1,7 +1,8 @@
-"""The ledger of a training step: what the ranks saw of each parameter, compared, as rows.
+"""The ledger of a training step: the ranks' records of each parameter, compared, as rows.
 
-It states facts, and no finding: who averages by hand, or lets replicas drift apart on purpose, sees
-just that. How the gradient that was used comes of the ranks' own is told by a few values of each.
+It states facts and makes no finding: users who average by hand, or let replicas drift apart on
+purpose, see just that. A few values of each gradient show how the one that was used relates to the
+ranks' own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _UNLIKE = "neither the ranks' own nor their mean"
 
 _By = Mapping[int, model.SteppedParameter]
 _Fact = tuple[str, int]
-"""What a column says, and how much that is worth a look."""
+"""The text of a column, and how much it is worth a look."""
 
 
 def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> model.Ledger:
@@ -68,7 +69,7 @@ def _weight(told: tuple[_Fact, ...]) -> int:
 
 
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
-    """What each column says of one parameter."""
+    """Return the text and the weight of each column for one parameter."""
     held = {
         rank: f"{each.optimizer}, step {each.steps}, lr {each.lr:g}" if each.steps else "none"
         for rank, each in by.items()
@@ -91,12 +92,12 @@ def _has_part(each: model.SteppedParameter) -> bool:
 
 
 def _said(texts: Mapping[int, str]) -> str:
-    """One text for all ranks, or who has which."""
+    """Return one text for all ranks, or the text of each."""
     return model.said_by(texts) if len(set(texts.values())) > 1 else next(iter(texts.values()), "")
 
 
 def _own(by: _By) -> _Fact:
-    """What each rank's own backwards brought."""
+    """Describe what each rank's own backwards brought."""
     lack = [rank for rank, each in by.items() if each.own is None]
     first = next((each for each in by.values() if each.own is not None), None)
     if first is None:
@@ -112,7 +113,7 @@ def _own(by: _By) -> _Fact:
 
 
 def _across(by: _By) -> _Fact:
-    """Whether it has the same values on all ranks afterwards."""
+    """Compare its values across ranks after the step."""
     groups = model.by_value({rank: each.after for rank, each in by.items()})
     if any(each.sharded for each in by.values()):
         return "sharded", 0
@@ -140,7 +141,7 @@ def _used(by: _By, factors: list[float]) -> _Fact:
 
 
 def _not_a_mix(by: _By) -> _Fact | None:
-    """What there is to say of the gradients that were used before their values are compared."""
+    """Describe gradients whose values need no comparison; None for all others."""
     digests = {rank: each.used_digest for rank, each in by.items()}
     bad = [rank for rank, each in digests.items() if each is not None and not each.finite]
     if not any(digests.values()):
@@ -152,7 +153,7 @@ def _not_a_mix(by: _By) -> _Fact | None:
 
 
 def _origin(rank: int, by: _By, factors: list[float]) -> str:
-    """How one rank's gradient comes of all ranks' own; empty without a value of it."""
+    """Describe how one rank's gradient comes of all ranks' own; empty without a value of it."""
     used, among = by[rank].used, by[rank].group or by
     if used is None:
         return "none"
@@ -166,7 +167,7 @@ def _origin(rank: int, by: _By, factors: list[float]) -> str:
 
 
 def _at(places: Sequence[int], sample: Sequence[float | None] | None) -> list[float]:
-    """The values at these places, none where one is missing: it is on other ranks alone.
+    """Return the values at these places; none if one is missing, as it is on other ranks alone.
 
     A rank that did not use the parameter, and has no sample, brings zeros.
     """

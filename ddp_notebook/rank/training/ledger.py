@@ -1,7 +1,7 @@
-"""One training step under the microscope: what its backwards brought, what its optimizers used.
+"""Records one training step: the gradients of its backwards, and those that its optimizers used.
 
-Loaded and installed for a run that was asked for it, and gone when that is over. Nothing here
-communicates: what ranks saw is compared in the notebook. Each step is recorded in place of the one
+Loaded and installed only for a run that is asked for a ledger, and gone when that is over. Nothing
+here communicates: the ranks' records are compared in the notebook. Each step replaces the one
 before, until the one that was asked for.
 """
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optim
 
 from ddp_notebook.model import RankLedger, SteppedParameter, TensorDigest
+from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.training import digests, fsdp_private
 from ddp_notebook.rank.training.held import Held, parameters_of, roots, variable_of
 from ddp_notebook.rank.training.patching import Patches
@@ -59,7 +60,7 @@ class StepLedger:
         ]
 
     def end(self) -> None:
-        """The run is over: take all hooks out, and make the report."""
+        """Remove all hooks, as the run is over, and make the report."""
         self._over = True
         if torch.autograd.backward is self._patched:  # else another has replaced it since
             torch.autograd.backward = self._torchs
@@ -72,6 +73,8 @@ class StepLedger:
         self.report = replace(self.report, parameters=shown, notes=tuple(self._notes))
 
     def _failed(self, error: Exception) -> None:
+        if raised_by_handler(error):
+            raise error
         self._over = True
         self._notes[f"recording ended early: {type(error).__name__}: {error}"] = None
 
@@ -154,7 +157,7 @@ class _Watched:
     now: SteppedParameter
     param: Any
     shown: SteppedParameter | None = None
-    """It in its last step."""
+    """Its record of the last step."""
     handle: Any = None
     hooked: Callable[[], Any] = lambda: None
     """The tensor that has the hook."""
@@ -173,7 +176,7 @@ class _Watched:
             hooks[other] = hooks.pop(other)
 
     def arrives(self, gradient: torch.Tensor) -> None:
-        """A backward brings a gradient, which nothing has reduced or added to another yet."""
+        """Record a gradient of a backward, which nothing has reduced or added to another yet."""
         now, kept, values = self.now, getattr(self.tensor(), "grad", None), _sample(gradient)
         if not fsdp_private.is_unreduced(self.param) and (kept is None or not _local(kept).any()):
             now.own, now.backwards, now.earlier = None, 0, 0
@@ -182,7 +185,7 @@ class _Watched:
         now.backwards += 1
 
     def stepped(self, number: int) -> None:
-        """Its optimizer has made this step; 0: another has, and none has this one."""
+        """Record the step that its optimizer has made; 0: another made one, and none has this."""
         now, tensor = self.now, self.tensor()
         gradient = getattr(tensor, "grad", None) if number else None
         now.steps, now.after, now.used_digest = number, _digest(tensor), _digest(gradient)
@@ -205,7 +208,7 @@ def _digest(tensor: Any) -> TensorDigest | None:
 
 
 def _sample(tensor: Any) -> tuple[float | None, ...]:
-    """A few values of the whole tensor; None for those that other ranks have."""
+    """Return a few values of the whole tensor; None for those that other ranks have."""
     local, start, numel = _local(tensor).reshape(-1), fsdp_private.start_of(tensor), tensor.numel()
     # Not in even steps: those might all be of one column of a matrix.
     places = sorted({int(numel * (_GOLDEN_RATIO * i % 1)) for i in range(_MOST_VALUES)})
