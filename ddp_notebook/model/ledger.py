@@ -42,7 +42,7 @@ class SteppedParameter:
     optimizer: str = ""
     steps: int = 0
     """The number of its optimizer's step; 0 if none made one."""
-    lr: float = 0.0
+    lr: float | None = None
     before: TensorDigest | None = None
     after: TensorDigest | None = None
 

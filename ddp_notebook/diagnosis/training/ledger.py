@@ -71,7 +71,7 @@ def _weight(told: tuple[_Fact, ...]) -> int:
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
     """Return the text and the weight of each column for one parameter."""
     held = {
-        rank: f"{each.optimizer}, step {each.steps}, lr {each.lr:g}" if each.steps else "none"
+        rank: f"{each.optimizer}, step {each.steps}{_rate(each.lr)}" if each.steps else "none"
         for rank, each in by.items()
     }
     # That a shard is empty, or was not read, is no change.
@@ -85,6 +85,10 @@ def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
         (_said(changed), 0),
         _across(by),
     )
+
+
+def _rate(lr: float | None) -> str:
+    return "" if lr is None else f", lr {lr:g}"
 
 
 def _has_part(each: model.SteppedParameter) -> bool:

@@ -19,6 +19,7 @@ from torch.optim import optimizer as optim
 from ddp_notebook.model import RankLedger, SteppedParameter, TensorDigest
 from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.training import digests, fsdp_private
+from ddp_notebook.rank.training.facts import as_number
 from ddp_notebook.rank.training.held import Held, parameters_of, roots, variable_of
 from ddp_notebook.rank.training.patching import Patches
 from ddp_notebook.rank.training.tracker import Tracker
@@ -109,7 +110,8 @@ class StepLedger:
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if each := self._watched.get(id(tensor)):
-                    each.now.optimizer, each.now.lr = type(optimizer).__name__, float(group["lr"])
+                    each.now.optimizer = type(optimizer).__name__
+                    each.now.lr = as_number(group.get("lr"))
                     each.stepped(self._steps[optimizer])
         for each in self._watched.values():
             if not each.now.steps:
@@ -135,8 +137,11 @@ class StepLedger:
             return
         if known is not None and known.tensor() is tensor:
             return
-        if tensor.is_complex() or len(self._watched) >= _MOST_PARAMETERS:
-            self._notes[f"{model}.{name} was not looked at"] = None
+        cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
+        if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
+            self._notes["left out: complex parameters, those without values, or beyond 2,000"] = (
+                None
+            )
             return
         now = SteppedParameter(f"{model}.{name}", tuple(tensor.shape))
         for replica in self._tracker.replicas.values():
