@@ -79,5 +79,4 @@ class Ledger:
 
     def to_json(self) -> Mapping[str, Any]:
         """Its content, for `json.dumps`."""
-        content: Mapping[str, Any] = codec.encode(self)
-        return content
+        return dict(codec.encode(self))

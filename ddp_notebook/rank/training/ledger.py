@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optim
 
 from ddp_notebook.model import RankLedger, SteppedParameter, TensorDigest
+from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.training import digests, fsdp_private
 from ddp_notebook.rank.training.facts import as_number
@@ -31,11 +32,11 @@ _GOLDEN_RATIO = 0.6180339887498949
 
 
 class StepLedger:
-    """Records the training steps of this rank up to `until`; `report` has the last one recorded."""
+    """Records the training steps of a run up to the one asked for; `report` has the last one."""
 
-    def __init__(self, tracker: Tracker, held: Held, rank: int, run: int, until: int) -> None:
-        self.report = RankLedger(rank, run)
-        self._tracker, self._held, self._until = tracker, held, until
+    def __init__(self, tracker: Tracker, held: Held, rank: int, run: Run) -> None:
+        self.report = RankLedger(rank, run.number)
+        self._tracker, self._held, self._until = tracker, held, run.ledger
         self._watched: dict[int, _Watched] = {}
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -46,7 +47,7 @@ class StepLedger:
         """Parameters of FSDP1."""
         self._seen: object = None
         """How many DDP objects and optimizers there were when parameters were looked for."""
-        self._notes: dict[str, None] = {}
+        self._notes: set[str] = set()
         self._over = False
         patches = Patches(lambda: self._over or torch.compiler.is_compiling(), self._failed)
         self._contained = patches.contained
@@ -71,13 +72,13 @@ class StepLedger:
         # A model none of whose parameters is trained is a copy, a teacher, another rank's stage.
         trained = {each.model for each in watched if each.now.own is not None or each.now.steps}
         shown = tuple(each.shown or each.now for each in watched if each.model in trained)
-        self.report = replace(self.report, parameters=shown, notes=tuple(self._notes))
+        self.report = replace(self.report, parameters=shown, notes=tuple(sorted(self._notes)))
 
     def _failed(self, error: Exception) -> None:
         if raised_by_handler(error):
             raise error
         self._over = True
-        self._notes[f"recording ended early: {type(error).__name__}: {error}"] = None
+        self._notes.add(f"recording ended early: {type(error).__name__}: {error}")
 
     def _backward_begins(self) -> None:
         seen = self._tracker.made, len(self._steps)
@@ -121,7 +122,7 @@ class StepLedger:
         spaces, models = self._held.spaces(), roots()
         self._flat = fsdp_private.flat(models)
         if self._flat:
-            self._notes["FSDP1 (FullyShardedDataParallel) is not looked into"] = None
+            self._notes.add("FSDP1 (FullyShardedDataParallel) is not looked into")
         for root in models:
             if (model := self._models.get(root, "")) == "":
                 model = variable_of(root, spaces) or type(root).__name__
@@ -139,9 +140,8 @@ class StepLedger:
             return
         cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
         if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
-            self._notes["left out: complex parameters, those without values, or beyond 2,000"] = (
-                None
-            )
+            most = f"{_MOST_PARAMETERS:,}"
+            self._notes.add(f"left out: complex parameters, those without values, or beyond {most}")
             return
         now = SteppedParameter(f"{model}.{name}", tuple(tensor.shape))
         for replica in self._tracker.replicas.values():
