@@ -164,16 +164,12 @@ class _Watched:
     shown: SteppedParameter | None = None
     """Its record of the last step."""
     handle: Any = None
-    hooked: Callable[[], Any] = lambda: None
-    """The tensor that has the hook."""
 
     def hook(self, contained: Callable[..., Any]) -> None:
         """Put a hook where its gradients arrive, unless there is one."""
-        plain = self.param is None
-        tensor: Any = self.tensor() if plain else fsdp_private.gathered(self.param)
-        if tensor is None or self.hooked() is tensor:
+        tensor: Any = self.tensor() if self.param is None else fsdp_private.gathered(self.param)
+        if tensor is None or self.handle is not None:
             return
-        self.hooked = weakref.ref(tensor)
         self.handle = tensor.register_hook(contained(self.arrives))
         # Ahead of hooks of the user's own, which may average: those are put in again behind it.
         hooks = getattr(tensor, "_backward_hooks", None) or {}
