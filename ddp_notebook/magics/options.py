@@ -28,15 +28,15 @@ def settings(example: str) -> Option:
 RUN_OPTIONS = (
     Option(
         "--step WHAT",
-        "collective: pause before each collective; %ddp_step continues. A number: with --ledger, "
-        "the training step that it shows, counted from 1 by each optimizer (default: the last)",
+        "collective: pause before each collective; %ddp_step continues. A number, with --ledger: "
+        "the training step to show, counted from 1 by each optimizer (default: the last)",
         default=None,
         completer=lambda word, _: starting_with(word, ("collective",)),
     ),
     Option(
         "--ledger",
-        "one training step under the microscope: how the gradient that the optimizer used of each "
-        "parameter comes of the ranks' own, and what the step changed; it makes steps slower",
+        "show one training step, parameter by parameter: each rank's own gradient, the one its "
+        "optimizer used and where that comes from, and what the step changed; steps get slower",
     ),
     Option("--json", "with --ledger: print that as JSON, to keep or to send"),
     Option(

@@ -10,7 +10,7 @@ diagnosis.py       Findings: what is wrong with a job, the culprits, and the rem
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
 fold.py            The state is a fold over events, and where ranks are paused at lines.
-ledger.py          One training step: what each rank saw of its parameters, as rows.
+ledger.py          One training step: the ranks' records of its parameters, and rows of them.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of setup, and the table that a step of the debugger gives.

@@ -1,4 +1,4 @@
-"""One training step under the microscope: what ranks saw of its parameters, as rows."""
+"""One training step: the ranks' records of its parameters, and rows of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SteppedParameter:
     name: str
     shape: tuple[int, ...]
     within: str = ""
-    """What reduces its gradient: DDP, FSDP2, DTensor; "" for none of them."""
+    """DDP, FSDP2 or DTensor, which reduces its gradient; "" for none of them."""
     group: Ranks = ()
     """The ranks among which that happens; none where unknown."""
     sharded: bool = False
@@ -42,7 +42,7 @@ class SteppedParameter:
     optimizer: str = ""
     steps: int = 0
     """The number of its optimizer's step; 0 if none made one."""
-    lr: float = 0.0
+    lr: float | None = None
     before: TensorDigest | None = None
     after: TensorDigest | None = None
 
@@ -59,9 +59,9 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Parameters of which the same is to be said, by the names of `LEDGER_COLUMNS`.
+    """Parameters with the same facts, by the names in `LEDGER_COLUMNS`.
 
-    `marked`: it is worth a look.
+    `marked`: the row is worth a look.
     """
 
     parameters: tuple[str, ...]
@@ -79,5 +79,4 @@ class Ledger:
 
     def to_json(self) -> Mapping[str, Any]:
         """Its content, for `json.dumps`."""
-        content: Mapping[str, Any] = codec.encode(self)
-        return content
+        return dict(codec.encode(self))

@@ -27,7 +27,9 @@ def html(ledger: Ledger) -> str:
     """The same, rows that are worth a look in a colour; every value escaped."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(ledger.title)}</div>'
     notes = [f"<div>note: {markup.words(note)}</div>" for note in ledger.notes]
-    return markup.view([title, Table(_COLUMNS, [*map(_row, ledger.rows)]).html(), *notes])
+    table = Table(_COLUMNS, [*map(_row, ledger.rows)]).html()
+    # Wider than findings may be: the table has seven columns.
+    return f'<div style="padding: 4px 0; line-height: 1.45">{title}{table}{"".join(notes)}</div>'
 
 
 def _row(row: LedgerRow) -> Row:

@@ -1,7 +1,8 @@
-"""The ledger of a training step: what the ranks saw of each parameter, compared, as rows.
+"""The ledger of a training step: the ranks' records of each parameter, compared, as rows.
 
-It states facts, and no finding: who averages by hand, or lets replicas drift apart on purpose, sees
-just that. How the gradient that was used comes of the ranks' own is told by a few values of each.
+It states facts and makes no finding: users who average by hand, or let replicas drift apart on
+purpose, see just that. A few values of each gradient show how the one that was used relates to the
+ranks' own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from operator import mul
+from typing import Any
 
 from ddp_notebook import model
 
@@ -19,15 +21,17 @@ _UNLIKE = "neither the ranks' own nor their mean"
 
 _By = Mapping[int, model.SteppedParameter]
 _Fact = tuple[str, int]
-"""What a column says, and how much that is worth a look."""
+"""The text of a column, and how much it is worth a look."""
 
 
 def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> model.Ledger:
     """Compare the ranks' records of one training step, asked for by its number."""
-    found: dict[tuple[str, tuple[int, ...]], dict[int, model.SteppedParameter]] = {}
+    found: dict[tuple[Any, ...], dict[int, model.SteppedParameter]] = {}
     for rank, each in of.items():
         for parameter in each.parameters:
-            found.setdefault((parameter.name, parameter.shape), {})[rank] = parameter
+            # Ranks that DDP does not join, as those of other stages, are not compared.
+            key = parameter.name, parameter.shape, parameter.group
+            found.setdefault(key, {})[rank] = parameter
     # Large ones first: factors that are found in many values are tried where there are few.
     factors: list[float] = []
     largest = sorted(found, key=lambda key: -math.prod(key[1]))
@@ -39,7 +43,7 @@ def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> 
     for told in sorted(alike, key=_weight, reverse=True):
         texts = (text for text, _ in told)
         said = dict(zip(model.LEDGER_COLUMNS, texts, strict=True))
-        rows.append(model.LedgerRow(tuple(alike[told]), said, _weight(told) > 1))
+        rows.append(model.LedgerRow(tuple(dict.fromkeys(alike[told])), said, _weight(told) > 1))
     notes = model.by_value({rank: each.notes for rank, each in of.items()})
     said_too = tuple(f"{model.name_ranks(ranks)}: {note}" for ranks, each in notes for note in each)
     title = _title(rows, of, found.values(), asked)
@@ -65,9 +69,9 @@ def _weight(told: tuple[_Fact, ...]) -> int:
 
 
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
-    """What each column says of one parameter."""
+    """Return the text and the weight of each column for one parameter."""
     held = {
-        rank: f"{each.optimizer}, step {each.steps}, lr {each.lr:g}" if each.steps else "none"
+        rank: f"{each.optimizer}, step {each.steps}{_rate(each.lr)}" if each.steps else "none"
         for rank, each in by.items()
     }
     # That a shard is empty, or was not read, is no change.
@@ -83,17 +87,21 @@ def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
     )
 
 
+def _rate(lr: float | None) -> str:
+    return "" if lr is None else f", lr {lr:g}"
+
+
 def _has_part(each: model.SteppedParameter) -> bool:
-    return each.before is None or each.before.numel > 0
+    return each.before is not None and each.before.numel > 0
 
 
 def _said(texts: Mapping[int, str]) -> str:
-    """One text for all ranks, or who has which."""
+    """Return one text for all ranks, or the text of each."""
     return model.said_by(texts) if len(set(texts.values())) > 1 else next(iter(texts.values()), "")
 
 
 def _own(by: _By) -> _Fact:
-    """What each rank's own backwards brought."""
+    """Describe what each rank's own backwards brought."""
     lack = [rank for rank, each in by.items() if each.own is None]
     first = next((each for each in by.values() if each.own is not None), None)
     if first is None:
@@ -103,12 +111,13 @@ def _own(by: _By) -> _Fact:
     many = f", {first.backwards} backwards" * (first.backwards > 1)
     if lack:
         return f"none on {model.name_ranks(lack)}{many}", 1
-    equal = len(by) > len({each.own for each in by.values()}) == 1
+    own = {each.own for each in by.values() if each.own is not None}
+    equal = len(by) > len(own) == 1 == sum(map(any, own))
     return f"{('one per rank', 'equal on all ranks')[equal]}{many}", int(equal)
 
 
 def _across(by: _By) -> _Fact:
-    """Whether it has the same values on all ranks afterwards."""
+    """Compare its values across ranks after the step."""
     groups = model.by_value({rank: each.after for rank, each in by.items()})
     if any(each.sharded for each in by.values()):
         return "sharded", 0
@@ -136,7 +145,7 @@ def _used(by: _By, factors: list[float]) -> _Fact:
 
 
 def _not_a_mix(by: _By) -> _Fact | None:
-    """What there is to say of the gradients that were used before their values are compared."""
+    """Describe gradients whose values need no comparison; None for all others."""
     digests = {rank: each.used_digest for rank, each in by.items()}
     bad = [rank for rank, each in digests.items() if each is not None and not each.finite]
     if not any(digests.values()):
@@ -148,7 +157,7 @@ def _not_a_mix(by: _By) -> _Fact | None:
 
 
 def _origin(rank: int, by: _By, factors: list[float]) -> str:
-    """How one rank's gradient comes of all ranks' own; empty without a value of it."""
+    """Describe how one rank's gradient comes of all ranks' own; empty without a value of it."""
     used, among = by[rank].used, by[rank].group or by
     if used is None:
         return "none"
@@ -162,7 +171,7 @@ def _origin(rank: int, by: _By, factors: list[float]) -> str:
 
 
 def _at(places: Sequence[int], sample: Sequence[float | None] | None) -> list[float]:
-    """The values at these places, none where one is missing: it is on other ranks alone.
+    """Return the values at these places; none if one is missing, as it is on other ranks alone.
 
     A rank that did not use the parameter, and has no sample, brings zeros.
     """

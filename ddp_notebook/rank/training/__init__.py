@@ -8,7 +8,7 @@ fsdp_private.py  The one place for FSDP2's and DTensor's private API: modules, m
 held.py          What this rank holds of each parameter, for `%ddp_mesh`.
 hooks.py         Hooks in torch that count what happens to replicas, optimizers and samplers.
 inputs.py        What models get: samplers, loaders, first inputs, evaluations, random numbers.
-ledger.py        One training step under the microscope, recorded if it is asked for.
+ledger.py        Records one training step, if that is asked for.
 patching.py      How ours comes to run inside torch's functions, and never harms them.
 pipelines.py     The one place for pipelining's private API: schedules and stages of this rank.
 split.py         Models that are split over ranks, in their first training steps.

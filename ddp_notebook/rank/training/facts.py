@@ -196,7 +196,7 @@ class RunSummary:
                 optimizer,
                 optimizer.gradients,
                 key=f"{title} {counted[title]}",
-                lrs=tuple(_number(lr) for lr in optimizer.lrs),
+                lrs=tuple(as_number(lr) for lr in optimizer.lrs),
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,
@@ -231,7 +231,8 @@ def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any
     return unwrapped, digester.all("optimizer states", list(states))
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """Return a number, or the one in a tensor; None for anything else, and while its GPU works."""
     if isinstance(value, torch.Tensor) and not gpu.is_readable(value):
         return None
     with contextlib.suppress(TypeError, ValueError, RuntimeError):

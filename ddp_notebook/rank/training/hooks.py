@@ -123,8 +123,8 @@ class TrainingHooks(Component):
         if run.ledger:
             from ddp_notebook.rank.training.ledger import StepLedger  # loaded only if asked for
 
-            rank, held = self.summary.process.rank, Held(self.summary.names)
-            self.ledger = StepLedger(self.tracker, held, rank, run.number, run.ledger)
+            held, rank = Held(self.summary.names), self.summary.process.rank
+            self.ledger = StepLedger(self.tracker, held, rank, run)
 
     def trained(self) -> bool:
         """True if ranks can be compared: a model was trained or used, or a handle is left open."""

@@ -1,7 +1,7 @@
-"""One training step under the microscope: what its backwards brought, what its optimizers used.
+"""Records one training step: the gradients of its backwards, and those that its optimizers used.
 
-Loaded and installed for a run that was asked for it, and gone when that is over. Nothing here
-communicates: what ranks saw is compared in the notebook. Each step is recorded in place of the one
+Loaded and installed only for a run that is asked for a ledger, and gone when that is over. Nothing
+here communicates: the ranks' records are compared in the notebook. Each step replaces the one
 before, until the one that was asked for.
 """
 
@@ -17,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optim
 
 from ddp_notebook.model import RankLedger, SteppedParameter, TensorDigest
+from ddp_notebook.rank.component import Run
+from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.training import digests, fsdp_private
+from ddp_notebook.rank.training.facts import as_number
 from ddp_notebook.rank.training.held import Held, parameters_of, roots, variable_of
 from ddp_notebook.rank.training.patching import Patches
 from ddp_notebook.rank.training.tracker import Tracker
@@ -29,20 +32,22 @@ _GOLDEN_RATIO = 0.6180339887498949
 
 
 class StepLedger:
-    """Records the training steps of this rank up to `until`; `report` has the last one recorded."""
+    """Records the training steps of a run up to the one asked for; `report` has the last one."""
 
-    def __init__(self, tracker: Tracker, held: Held, rank: int, run: int, until: int) -> None:
-        self.report = RankLedger(rank, run)
-        self._tracker, self._held, self._until = tracker, held, until
+    def __init__(self, tracker: Tracker, held: Held, rank: int, run: Run) -> None:
+        self.report = RankLedger(rank, run.number)
+        self._tracker, self._held, self._until = tracker, held, run.ledger
         self._watched: dict[int, _Watched] = {}
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """The number of steps of each optimizer."""
         self._in_step: Any = None
         """The optimizer that is making a step."""
+        self._flat: dict[int, Any] = {}
+        """Parameters of FSDP1."""
         self._seen: object = None
         """How many DDP objects and optimizers there were when parameters were looked for."""
-        self._notes: dict[str, None] = {}
+        self._notes: set[str] = set()
         self._over = False
         patches = Patches(lambda: self._over or torch.compiler.is_compiling(), self._failed)
         self._contained = patches.contained
@@ -57,7 +62,7 @@ class StepLedger:
         ]
 
     def end(self) -> None:
-        """The run is over: take all hooks out, and make the report."""
+        """Remove all hooks, as the run is over, and make the report."""
         self._over = True
         if torch.autograd.backward is self._patched:  # else another has replaced it since
             torch.autograd.backward = self._torchs
@@ -67,11 +72,13 @@ class StepLedger:
         # A model none of whose parameters is trained is a copy, a teacher, another rank's stage.
         trained = {each.model for each in watched if each.now.own is not None or each.now.steps}
         shown = tuple(each.shown or each.now for each in watched if each.model in trained)
-        self.report = replace(self.report, parameters=shown, notes=tuple(self._notes))
+        self.report = replace(self.report, parameters=shown, notes=tuple(sorted(self._notes)))
 
     def _failed(self, error: Exception) -> None:
+        if raised_by_handler(error):
+            raise error
         self._over = True
-        self._notes[f"recording ended early: {type(error).__name__}: {error}"] = None
+        self._notes.add(f"recording ended early: {type(error).__name__}: {error}")
 
     def _backward_begins(self) -> None:
         seen = self._tracker.made, len(self._steps)
@@ -104,7 +111,8 @@ class StepLedger:
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if each := self._watched.get(id(tensor)):
-                    each.now.optimizer, each.now.lr = type(optimizer).__name__, float(group["lr"])
+                    each.now.optimizer = type(optimizer).__name__
+                    each.now.lr = as_number(group.get("lr"))
                     each.stepped(self._steps[optimizer])
         for each in self._watched.values():
             if not each.now.steps:
@@ -112,8 +120,9 @@ class StepLedger:
 
     def _look_for_parameters(self) -> None:
         spaces, models = self._held.spaces(), roots()
-        if flat := fsdp_private.flat(models):
-            self._notes["FSDP1 (FullyShardedDataParallel) is not looked into"] = None
+        self._flat = fsdp_private.flat(models)
+        if self._flat:
+            self._notes.add("FSDP1 (FullyShardedDataParallel) is not looked into")
         for root in models:
             if (model := self._models.get(root, "")) == "":
                 model = variable_of(root, spaces) or type(root).__name__
@@ -121,15 +130,18 @@ class StepLedger:
                 self._models[root] = model
             wrapper = "module." if isinstance(root, DistributedDataParallel) else ""
             for name, tensor, unit in parameters_of(root):
-                if id(tensor) not in flat:
-                    self._watch(model, name.removeprefix(wrapper), tensor, unit and unit.param)
+                self._watch(model, name.removeprefix(wrapper), tensor, unit and unit.param)
 
     def _watch(self, model: str, name: str, tensor: torch.Tensor, param: Any = None) -> None:
         known = self._watched.get(id(tensor))
-        if not tensor.requires_grad or (known is not None and known.tensor() is tensor):
+        if not tensor.requires_grad or id(tensor) in self._flat:
             return
-        if tensor.is_complex() or not tensor.is_leaf or len(self._watched) >= _MOST_PARAMETERS:
-            self._notes[f"{model}.{name} was not looked at"] = None
+        if known is not None and known.tensor() is tensor:
+            return
+        cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
+        if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
+            most = f"{_MOST_PARAMETERS:,}"
+            self._notes.add(f"left out: complex parameters, those without values, or beyond {most}")
             return
         now = SteppedParameter(f"{model}.{name}", tuple(tensor.shape))
         for replica in self._tracker.replicas.values():
@@ -150,18 +162,14 @@ class _Watched:
     now: SteppedParameter
     param: Any
     shown: SteppedParameter | None = None
-    """It in its last step."""
+    """Its record of the last step."""
     handle: Any = None
-    hooked: Callable[[], Any] = lambda: None
-    """The tensor that has the hook."""
 
     def hook(self, contained: Callable[..., Any]) -> None:
         """Put a hook where its gradients arrive, unless there is one."""
-        plain = self.param is None
-        tensor: Any = self.tensor() if plain else fsdp_private.gathered(self.param)
-        if tensor is None or self.hooked() is tensor:
+        tensor: Any = self.tensor() if self.param is None else fsdp_private.gathered(self.param)
+        if tensor is None or self.handle is not None:
             return
-        self.hooked = weakref.ref(tensor)
         self.handle = tensor.register_hook(contained(self.arrives))
         # Ahead of hooks of the user's own, which may average: those are put in again behind it.
         hooks = getattr(tensor, "_backward_hooks", None) or {}
@@ -169,7 +177,7 @@ class _Watched:
             hooks[other] = hooks.pop(other)
 
     def arrives(self, gradient: torch.Tensor) -> None:
-        """A backward brings a gradient, which nothing has reduced or added to another yet."""
+        """Record a gradient of a backward, which nothing has reduced or added to another yet."""
         now, kept, values = self.now, getattr(self.tensor(), "grad", None), _sample(gradient)
         if not fsdp_private.is_unreduced(self.param) and (kept is None or not _local(kept).any()):
             now.own, now.backwards, now.earlier = None, 0, 0
@@ -178,7 +186,7 @@ class _Watched:
         now.backwards += 1
 
     def stepped(self, number: int) -> None:
-        """Its optimizer has made this step; 0: another has, and none has this one."""
+        """Record the step that its optimizer has made; 0: another made one, and none has this."""
         now, tensor = self.now, self.tensor()
         gradient = getattr(tensor, "grad", None) if number else None
         now.steps, now.after, now.used_digest = number, _digest(tensor), _digest(gradient)
@@ -201,7 +209,7 @@ def _digest(tensor: Any) -> TensorDigest | None:
 
 
 def _sample(tensor: Any) -> tuple[float | None, ...]:
-    """A few values of the whole tensor; None for those that other ranks have."""
+    """Return a few values of the whole tensor; None for those that other ranks have."""
     local, start, numel = _local(tensor).reshape(-1), fsdp_private.start_of(tensor), tensor.numel()
     # Not in even steps: those might all be of one column of a matrix.
     places = sorted({int(numel * (_GOLDEN_RATIO * i % 1)) for i in range(_MOST_VALUES)})
