@@ -27,6 +27,9 @@ BEGIN = (
 )
 """Has the rank that runs it be such a one; also at the head of a script, in a group."""
 _READ_BY_A_METHOD = ("item", "tolist", "cpu", "numpy")
+_COMPUTED = ("sum", "all", "any", "mean", "clone")
+_COMPUTED_BY_PYTHON = ("__eq__", "__add__", "__mul__")
+"""A GPU would begin these when it comes to them; here nothing but a wait can keep that order."""
 _READ_BY_PYTHON = ("__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
 
 stream: list[Any] = []
@@ -98,11 +101,13 @@ def begin() -> None:
     on_gpu = {"is_cuda": True, "is_cpu": False, "device": torch.device("cuda:0")}
     for name, value in on_gpu.items():
         setattr(kind, name, _to_us(getattr(kind, name), value))
-    for name in _READ_BY_A_METHOD:
-        setattr(kind, name, _waiting_method(getattr(kind, name)))
-    for name in _READ_BY_PYTHON:
-        setattr(kind, name, _waiting(getattr(kind, name)))
+    for name in (*_READ_BY_A_METHOD, *_COMPUTED):
+        setattr(kind, name, _waiting_method(getattr(kind, name), reads=name not in _COMPUTED))
+    for name in (*_READ_BY_PYTHON, *_COMPUTED_BY_PYTHON):
+        reads = name in _READ_BY_PYTHON
+        setattr(kind, name, _waiting(getattr(kind, name), reads=reads))
     torch.equal = _waiting(torch.equal)
+    torch.sum = _waiting(torch.sum, reads=False)
 
 
 def _wait(work: Any, timeout: Any = None) -> bool:
@@ -123,36 +128,38 @@ def _to_us(attribute: Any, value: Any) -> property:
     return property(get)
 
 
-def _waiting_method(method: Any) -> property:
+def _waiting_method(method: Any, *, reads: bool) -> property:
     """A method that is looked up on the tensor: so no frame of Python's is there while it waits."""
-    return property(lambda tensor: _once_done(method.__get__(tensor), sys._getframe(1)))
+    return property(
+        lambda tensor: _once_done(method.__get__(tensor), sys._getframe(1), reads=reads)
+    )
 
 
-def _waiting(function: Any) -> Any:
-    def call(*args: Any) -> Any:
-        item = _once_done(lambda: function(*args), sys._getframe(1))
+def _waiting(function: Any, *, reads: bool = True) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
+        item = _once_done(lambda: function(*args, **named), sys._getframe(1), reads=reads)
         return item()
 
     return call
 
 
-def _once_done(read: Callable[..., Any], caller: FrameType) -> Callable[..., Any]:
-    """What reads a value when it is called, in C if the GPU works."""
-    from ddp_notebook.rank.training.inputs import random_state
-
+def _once_done(
+    compute: Callable[..., Any], caller: FrameType, *, reads: bool
+) -> Callable[..., Any]:
+    """What computes a value when it is called, in C if the GPU works."""
     if not is_working():
-        return read
-    if caller.f_code is random_state.__code__:  # of the CPU's generator
-        return read
+        return compute
     if _is_ours(caller):
-        readings.append(f"{caller.f_globals['__name__']}:{caller.f_lineno}")
-        return read
+        # Not of the state of the CPU's generator.
+        if reads and caller.f_code.co_name != "random_state":
+            readings.append(f"{caller.f_globals['__name__']}:{caller.f_lineno}")
+        return compute
     values: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def when_done() -> None:
         while is_working():
             threading.Event().wait(0.01)
-        values.put(read())
+        values.put(compute())
 
     threading.Thread(target=when_done, daemon=True).start()
     return values.get
