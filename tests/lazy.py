@@ -39,6 +39,7 @@ NOT_SO = {
     "two threads that use one group": "the threads do not wait in it, so they leave no such trace",
     "no barrier before the group is destroyed": "NCCL waits in there, and gloo does not",
     "test_a_benchmark_measures_torch_and_not_us": "it asks CUDA",
+    "test_held_ranks_stand_before_a_collective": "it is stepped over, as it returns at once",
 }
 """Parts of names of tests that cannot be with these ranks (`DDP_NOTEBOOK_LAZY=1`), and why.
 
@@ -171,10 +172,12 @@ def _once_done(
     """What computes a value when it is called, in C if the GPU works."""
     if not is_working():
         return compute
-    if _is_ours(caller):
-        # Not of the state of the CPU's generator.
-        if reads and caller.f_code.co_name != "random_state":
-            readings.append(f"{caller.f_globals['__name__']}:{caller.f_lineno}")
+    if _is_ours(caller) or threading.current_thread().name == "ddp-questions":
+        module = caller.f_globals["__name__"]
+        # The state of the CPU's generator, and the ranks of a mesh, lie on the host.
+        of_host = caller.f_code.co_name == "random_state" or module.endswith(".device_mesh")
+        if reads and not of_host:
+            readings.append(f"{module}:{caller.f_lineno}")
         return compute
     values: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
