@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import lazy
 import pytest
 import support
 import workers
@@ -62,6 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files with tests that want no other beside them come when the others are short: until then
     their worker waits.
     """
+    for item in items if support.LAZY else ():
+        for why in (why for name, why in lazy.NOT_SO.items() if name in item.nodeid):
+            item.add_marker(pytest.mark.skip(reason=why))
     alone = {item.path for item in items if item.get_closest_marker("alone")}
 
     def turn(item: pytest.Item) -> int:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 import psutil
 import pytest
+from lazy import lazily
 
 from ddp_notebook import testing
 from ddp_notebook.errors import DDPError, Stuck
@@ -34,6 +35,8 @@ ROUNDS = int(os.environ.get("DDP_NOTEBOOK_ROUNDS", "1"))
 SEED = int(os.environ.get("DDP_NOTEBOOK_SEED", "0"))
 """What they draw their moments from: the same each time, so that a run says the same as the last;
 `DDP_NOTEBOOK_SEED=$RANDOM` looks further."""
+LAZY = bool(os.environ.get("DDP_NOTEBOOK_LAZY"))
+"""The ranks that tests of a module share are as those of NCCL (`lazy`), as far as can be here."""
 GONE_WITHIN_S = 10.0
 """How long after an end something of ours may still be alive."""
 FOLDER_PREFIX = "ddp_notebook-"
@@ -176,7 +179,7 @@ def shared_session(options: InitOptions) -> Iterator[Session]:
     session = Session()
     try:
         session.init(options)
-        with spared(session):
+        with spared(session), lazily(session) if LAZY else contextlib.nullcontext():
             yield session
     finally:
         session.shutdown()
@@ -510,7 +513,8 @@ def shared_shell(world_size: int) -> Iterator[Any]:
     """A shell with ranks that several tests share."""
     with ipython_shell() as shell:
         assert shell.run_cell(f"%ddp_init --world-size {world_size} --device cpu").success
-        with spared(session_of(shell)):
+        session = session_of(shell)
+        with spared(session), lazily(session) if LAZY else contextlib.nullcontext():
             yield shell
 
 

@@ -30,14 +30,15 @@ def lazy(ranks3: Session) -> Iterator[Any]:
         yield ranks3
 
 
-def test_a_cell_ends_when_the_gpu_does(lazy: Session) -> None:
+@pytest.mark.parametrize("reads", ["pass", "x.tolist()"], ids=["unread", "read"])
+def test_a_cell_ends_when_the_gpu_does(lazy: Session, reads: str) -> None:
     """Each rank has issued all of it at once, and the last one comes late to the collective."""
     result = lazy.run_cell(
         "import hashlib\n"
         "if rank == 2:\n"
-        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 1_500_000)\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 6_000_000)\n"
         "x = torch.ones(4)\n"
-        "dist.all_reduce(x)"
+        f"dist.all_reduce(x)\n{reads};"
     )
     assert result.error is None and result.diagnosis is None
     assert last_values(lazy, "__import__('lazy').is_working(), x.tolist()") == {

@@ -53,6 +53,26 @@ def test_ranks_in_one_slot_with_different_operations_wait_for_each_other() -> No
     assert graph.cycles == ((0, 1, 2),)
 
 
+def test_on_a_gpu_a_message_behind_one_that_is_not_done_has_not_begun() -> None:
+    """All have returned at once. As a batch, or with async_op, they are in no order."""
+    case = play({r: [message("send", 1 - r, 5)] for r in (0, 1)})
+
+    def with_recvs_behind(api: str) -> Case:
+        of = {}
+        for rank, (sent, *_) in case.collectives.of.items():
+            first = replace(sent, api=api)
+            of[rank] = (first, replace(first, operation="recv", api="recv", number=sent.number + 1))
+        ranks = tuple(
+            replace(each, waits_for=of[each.rank][0].number, awaits=replace(each.awaits, gpu=True))
+            for each in case.ranks
+        )
+        return replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
+
+    assert wait_graph(with_recvs_behind("send")).cycles == ((0, 1),)
+    assert wait_graph(with_recvs_behind("batch_isend_irecv")).cycles == ()
+    assert wait_graph(with_recvs_behind("isend")).cycles == ()
+
+
 def test_all_are_there_and_only_the_picture_is_old() -> None:
     case = play({0: [STEP, STEP], 1: [STEP, STEP]})
     late = play({0: [STEP, STEP], 1: [STEP, STEP]}, rounds=1)

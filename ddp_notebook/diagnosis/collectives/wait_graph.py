@@ -113,6 +113,7 @@ def wait_graph(case: Case) -> WaitGraph:
                 any_will_do.add(e.rank)
             if addresses_nobody(case, record):
                 for_nobody.add(e.rank)
+    waits |= _queued_on_gpus(case, at)
     # Which ranks may still come: those that run, and, again and again, those that wait for such
     # ranks only. The greatest set would be wrong: ranks that wait for each other in a ring would
     # keep each other in it. So this is the least one that is closed: it begins with ranks that run
@@ -141,6 +142,22 @@ def wait_graph(case: Case) -> WaitGraph:
             return WaitGraph(waits, at, frozenset(coming))
         coming |= freed
         waiting -= freed
+
+
+def _queued_on_gpus(case: Case, at: Mapping[int, Collective]) -> dict[int, Ranks]:
+    """Return the ranks in a message whose peer has issued its part, behind what it waits in."""
+    # A GPU goes through sends and receives in their order, though all have returned at once: two
+    # ranks that each send first wait for each other, whatever they have issued behind that. Not so
+    # what was issued with async_op or as a batch.
+    on_gpu = {e.rank for e in case.ranks if e.awaits.gpu}
+    in_order = {rank: r for rank, r in at.items() if r.api in ("send", "recv")}
+    queued: dict[int, Ranks] = {}
+    for rank, record in in_order.items():
+        theirs = counterpart(case.collectives, record) if record.peer in on_gpu else None
+        before = in_order.get(theirs.rank) if theirs is not None else None
+        if theirs is not None and before is not None and before.number < theirs.number:
+            queued[rank] = (theirs.rank,)
+    return queued
 
 
 def addresses_nobody(case: Case, record: Collective) -> bool:

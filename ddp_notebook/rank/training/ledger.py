@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optim
 
 from ddp_notebook.model import RankLedger, SteppedParameter, TensorDigest
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.training import digests, fsdp_private
@@ -199,13 +200,15 @@ class _Watched:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's part."""
+    """This rank's part, on the host. Waits for the GPU that works on it, interruptible."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    return local if local.layout is torch.strided else local.to_dense()
+    if local.is_cuda:
+        gpu.await_work(lambda _: None)
+    return (local if local.layout is torch.strided else local.to_dense()).cpu()
 
 
 def _digest(tensor: Any) -> TensorDigest | None:
-    return None if tensor is None else digests.digest("", _local(tensor).cpu())
+    return None if tensor is None else digests.digest("", _local(tensor))
 
 
 def _sample(tensor: Any) -> tuple[float | None, ...]:
