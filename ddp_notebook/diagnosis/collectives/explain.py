@@ -40,6 +40,7 @@ from ddp_notebook.model import (
     Phase,
     Place,
     Ranks,
+    format_ranks,
     name_ranks,
 )
 
@@ -282,7 +283,7 @@ def _in_another_group(context: Context, classified: Classified) -> Finding | Non
         before = sum(e.group == there.group and e.number < record.number for e in issued)
         if record.group != there.group and same and before == there.slot:
             own, other = (
-                f"the group of {name_ranks(of)}" if of else f"group {code(group)}"
+                f"group [{format_ranks(of)}]" if of else f"group {code(group)}"
                 for group in (record.group, there.group)
                 for of in (context.collectives.groups.get(group),)
             )
