@@ -658,6 +658,7 @@ def fewer_turns(
         short=short.ranks,
         call=short_name(record),
         inside=in_call(full.ranks, short_name(record), context.reports),
+        inside_it=in_call(full.ranks, "it", context.reports),
         name=repr(record.label),
         test=code(turn.way.quoted) if turn.way else "",
         bounds=code(turn.counted.text) if turn.counted else "",
