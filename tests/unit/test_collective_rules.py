@@ -451,7 +451,7 @@ def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
     case = play(same(4, [*half, *half, end], r1=[*half, step, step, end]))
     finding = the_one(case, {"train.py": WRITER})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
-    assert "in the middle of an iteration" in finding.cause
+    assert "left the loop in mid-iteration" in finding.cause
     assert "a flag for `if not rows: return`" in finding.remedy
     assert "train.py, line 9, in flush: if not rows:" in finding.evidence
     # The same where it has finished.

@@ -49,7 +49,7 @@ def test_places_are_rank_sets(text: str, ranks: tuple[int, ...]) -> None:
     [
         ("dp=2", "dp is 0 to 1 (dp[2] x tp[2])"),
         ("pp=0", "no dimension 'pp'"),
-        ("dp", "write dp=0"),
+        ("dp", "such as dp=0, got 'dp'"),
         ("dp=0,dp=1", "No rank is at"),
     ],
 )

@@ -31,7 +31,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import thread_words
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.names import Varies
-from ddp_notebook.diagnosis.source_code.sources import Condition
+from ddp_notebook.diagnosis.source_code.sources import Condition, Sources
 from ddp_notebook.model import (
     PLACING,
     Collective,
@@ -42,6 +42,7 @@ from ddp_notebook.model import (
     Place,
     Ranks,
     agree,
+    format_ranks,
     name_ranks,
     verb,
 )
@@ -310,7 +311,7 @@ def _in_another_group(context: Context, classified: Classified) -> Finding | Non
         before = sum(e.group == there.group and e.number < record.number for e in issued)
         if record.group != there.group and same and before == there.slot:
             own, other = (
-                f"the group of {name_ranks(of)}" if of else f"group {code(group)}"
+                f"group [{format_ranks(of)}]" if of else f"group {code(group)}"
                 for group in (record.group, there.group)
                 for of in (context.collectives.groups.get(group),)
             )
@@ -332,99 +333,63 @@ def _in_another_group(context: Context, classified: Classified) -> Finding | Non
 def _story(context: Context, classified: Classified) -> Finding:
     """Return the finding of a kind, without what both branches have at the divergence."""
     record, sources = classified.record, context.sources
-    full, short = classified.full, classified.short
-    ranks, waiting = classified.culprits, context.victims
+    full, short, ranks = classified.full, classified.short, classified.culprits
     facts = _facts(context, classified)
+    evidence: tuple[str, ...] = ()
     match classified.kind:
         case Kind.MISMATCH:
             return _mismatch(context, classified)
         case Kind.ONE_BRANCH_ONLY:
             return _one_branch_only(context, classified)
         case Kind.PAST_THE_LOOP:
-            return _past_the_loop(context, classified)
+            turn = turn_of(context, full, short, record)
+            return fewer_turns(context, turn, full, short, record, culprits=ranks, left=True)
         case Kind.NO_BUCKETS:
-            return _no_buckets(context, classified)
+            kind = _of_no_buckets(sources, classified)
         case Kind.ANOTHER_ORDER:
-            return catalogue.finding("mismatched-order.moved", ranks, waiting=waiting, **facts)
+            kind = "mismatched-order.moved"
         case Kind.SOME_BUCKETS:
+            kind = "unused-params.some-buckets"
             # A reduce_scatter is of fully_shard, which has no find_unused_parameters to offer.
-            sharded = "reduce_scatter" in record.operation
-            return catalogue.finding(
-                "unused-params.some-units" if sharded else "unused-params.some-buckets",
-                ranks,
-                waiting=waiting,
-                **facts,
-            )
+            if "reduce_scatter" in record.operation:
+                kind = "unused-params.some-units"
         case Kind.EITHER_OR:
-            return catalogue.finding(
-                "divergent-control-flow.branches", ranks, waiting=waiting, **facts
-            )
+            kind = "divergent-control-flow.branches"
         case Kind.ANOTHER_WAY:
+            kind = "divergent-control-flow.another-way"
             tests = _parting(context, *(branch.here for branch in classified.sides))
-            return catalogue.finding(
-                "divergent-control-flow.another-way",
-                ranks,
-                waiting=waiting,
-                evidence=tuple(test.line for test in tests),
-                test=code(tests[0].quoted) if len(tests) == 1 else "",
-                **facts,
-            )
+            evidence = tuple(test.line for test in tests)
+            facts["test"] = code(tests[0].quoted) if len(tests) == 1 else ""
         case Kind.OTHER_OBJECTS:
             assert classified.there is not None
+            kind = "mismatched-order.other-objects"
             line = sources.call_of_both(record, classified.there)
-            return catalogue.finding(
-                "mismatched-order.other-objects",
-                ranks,
-                waiting=waiting,
-                evidence=(f"{line}: {line.text}",) if line is not None else (),
-                **facts,
-            )
+            evidence = (f"{line}: {line.text}",) if line is not None else ()
         case Kind.TRIED_AGAIN:
             retry = sources.tries_again(record)
             assert retry is not None
-            return catalogue.finding(
-                "divergent-control-flow.tried-again",
-                ranks,
-                waiting=waiting,
-                evidence=(retry.line,),
-                others=short.ranks if ranks == full.ranks else full.ranks,
-                **facts,
-            )
+            kind, evidence = "divergent-control-flow.tried-again", (retry.line,)
+            facts["others"] = short.ranks if ranks == full.ranks else full.ranks
         case _ if _goes_over_others(context, classified):
-            return catalogue.finding(
-                "mismatched-order.other-tensors", ranks, waiting=waiting, **facts
-            )
+            kind = "mismatched-order.other-tensors"
         case _:  # one of them called it more often
-            return catalogue.finding(
-                "divergent-control-flow.more-often"
-                if ranks == full.ranks
-                else "divergent-control-flow.less-often",
-                ranks,
-                waiting=waiting,
-                count=len(classified.records),
-                **facts,
-            )
+            kind = "divergent-control-flow.less-often"
+            if ranks == full.ranks:
+                kind = "divergent-control-flow.more-often"
+            facts["count"] = len(classified.records)
+    return catalogue.finding(kind, ranks, waiting=context.victims, evidence=evidence, **facts)
 
 
-def _no_buckets(context: Context, classified: Classified) -> Finding:
-    """A branch that reduced nothing in a backward pass of the other."""
+def _of_no_buckets(sources: Sources, classified: Classified) -> str:
+    """Return the kind of a branch that reduced nothing in a backward pass of the other."""
     # Records only say that nothing was reduced. So it looks under no_sync, without a backward, and
     # where a parameter got no gradient and there is one bucket. Where the code is known, it must
     # mention no_sync for that to be told; where it is not, all that may be the case are named.
-    record, sources = classified.record, context.sources
-    known = sources.knows(record)
-    may_be_no_sync = not known or sources.mentions(record, "no_sync")
-    by_no_sync = classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync
-    return catalogue.finding(
-        "no-sync-misuse.on-or-no-backward"
-        if by_no_sync
-        else "divergent-control-flow.no-backward"
-        if known
-        else "divergent-control-flow.not-reduced",
-        classified.culprits,
-        waiting=context.victims,
-        **_facts(context, classified),
-    )
+    known = sources.knows(classified.record)
+    may_be_no_sync = not known or sources.mentions(classified.record, "no_sync")
+    if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
+        return "no-sync-misuse.on-or-no-backward"
+    return "divergent-control-flow.no-backward" if known else "divergent-control-flow.not-reduced"
 
 
 # -- one collective with contents that do not match --------------------------------------
@@ -685,24 +650,11 @@ def fewer_turns(
         short=short.ranks,
         call=short_name(record),
         inside=in_call(full.ranks, short_name(record), context.reports),
+        inside_it=in_call(full.ranks, "it", context.reports),
         name=repr(record.label),
         test=code(turn.way.quoted) if turn.way else "",
         bounds=code(turn.counted.text) if turn.counted else "",
         model=_joined(context, full.ranks) if record.part else "",
-    )
-
-
-def _past_the_loop(context: Context, classified: Classified) -> Finding:
-    past, inside, record = classified.short, classified.full, classified.record
-    turn = turn_of(context, inside, past, record)
-    return fewer_turns(
-        context,
-        turn,
-        inside,
-        past,
-        record,
-        culprits=classified.culprits,
-        left=True,
     )
 
 

@@ -48,7 +48,9 @@ class Mesh:
         for term in text.split(","):
             match = _TERM.fullmatch(term)
             if match is None:
-                raise ValueError(f"{text!r} is no place in the mesh: write {names[0]}=0.")
+                raise ValueError(
+                    f"Expected a place in the mesh such as {names[0]}=0, got {text!r}."
+                )
             if match[1] not in names:
                 raise ValueError(f"The mesh has no dimension {match[1]!r}: it is {self.shape}.")
             at, first, last = names.index(match[1]), int(match[2]), int(match[3] or match[2])
