@@ -104,11 +104,12 @@ def _marks(side: Side, group: Sequence[Side], *, named: bool) -> list[Mark]:
     """
     if side.place is None:
         return []
-    told = f"{side.state or side.call} here{side.detail}"
-    at = Mark(side.place, AT, plain(_difference(side, group) or side.told if named else told))
+    who, told = name_ranks(side.ranks), f"{side.state or side.call} here{side.detail}"
+    if named:
+        told = _difference(side, group) or f"{who} {told}"
     way = [place for place in side.path[:1] if str(place) != str(side.place)]
-    label = f"{name_ranks(side.ranks)} in here" if named else ""
-    return [*(Mark(place, WAY, label) for place in way), at]
+    before = [Mark(place, WAY, f"{who} in here" if named else "") for place in way]
+    return [*before, Mark(side.place, AT, plain(told))]
 
 
 def _difference(side: Side, group: Sequence[Side]) -> str:
