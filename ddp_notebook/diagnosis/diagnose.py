@@ -300,14 +300,19 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
     for priority, finding in sorted(made, key=lambda each: each[0]):
         if not _is_consequence(priority, finding, first):
             first.append((priority, finding))
+    return _shown(context, [finding for _, finding in first], notes), notes
+
+
+def _shown(context: Context, findings: Iterable[Finding], notes: list[str]) -> list[Finding]:
+    """Return the findings with the lines where their ranks are; notes what failed in that."""
     shown = []
-    for _, finding in first:
+    for finding in findings:
         try:
             shown.append(with_sides(context, finding))
         except Exception as error:  # noqa: BLE001  # ours as well: the finding holds without it
             shown.append(finding)
             notes.append(catalogue.words("remarks.note.no-lines", error=_failure(error)))
-    return shown, notes
+    return shown
 
 
 def _failure(error: Exception) -> str:

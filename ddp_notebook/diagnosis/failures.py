@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.progress import IN_A_TITLE, doing, raised_words, way_to_error
@@ -27,10 +28,14 @@ UNEXPLAINED_AFTER_S = 10.0
 _SHOWN_FROM_S = 3.0
 
 
-def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
+def raised(
+    ends: Iterable[CellFinished],
+    ranks: Ranks,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Finding, ...]:
     """Return what ranks of a run raised: a finding for those that raised the same on one line.
 
-    `ranks` are all that the run was given to.
+    `ranks` are all that the run was given to, `sources` the user's files and cells.
     """
     # When one rank raises, the others' next collective fails with "connection closed": these are no
     # mistakes of theirs. Only where every error is of that kind, somebody who ended well has left.
@@ -71,7 +76,7 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
                 if way
                 else (),
                 error=words,
-            )
+            ).with_code(sources)
         )
     return tuple(findings)
 
@@ -122,8 +127,7 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
         if e.error.type != "KeyboardInterrupt"
     ]
     ends += [CellFinished(rank=rank, cell=0, outcome="ok") for rank in finished]
-    found = raised(ends, tuple(e.rank for e in case.ranks))
-    return tuple(finding.with_code(case.sources) for finding in found)
+    return raised(ends, tuple(e.rank for e in case.ranks), case.sources)
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_notebook.diagnosis.collectives.describe import call_words, side
+from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import raised_words
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
+    Collective,
     Decision,
     Finding,
     Part,
@@ -43,9 +44,8 @@ def with_sides(context: Context, finding: Finding) -> Finding:
     ]
     if not sides:
         # Culprits and those that wait for them stand apart, also where both are at one line.
-        for ranks in (finding.ranks, finding.waiting):
-            sides += _groups(context, ranks)[:_MOST_GROUPS]
-    if decides is not None and not decides.label and finding.ranks:
+        sides = _groups(context, finding.ranks) + _groups(context, finding.waiting)
+    if decides is not None and not decides.label:
         everyone = len(finding.ranks) == len(context.case.ranks or context.facts)
         who = "every rank" if everyone else name_ranks(finding.ranks)
         decides = replace(decides, label=f"on {who}")
@@ -62,44 +62,51 @@ def _groups(context: Context, ranks: Ranks) -> list[Side]:
         replace(_stands(context, context.reports[group[0]], len(group)), ranks=tuple(group))
         for stands, group in same.items()
         if stands.place is not None
-    ]
+    ][:_MOST_GROUPS]
 
 
 def _stands(context: Context, report: RankReport, count: int = 1) -> Side:
     """Return where a rank is, in words for `count` ranks; without a place where it is unknown."""
     ranks = (report.rank,) * count  # only how many there are matters to words
-    records = context.collectives.of.get(report.rank, ())
-    last, error = (records[-1] if records else None), report.error
-    refused = next((each for each in reversed(records) if each.phase is Phase.REFUSED), None)
-    if report.activity is Activity.FAILED and error.type == MISMATCH and refused is not None:
-        return side(ranks, refused)
-    if report.activity is Activity.FAILED and error.at:
-        if torch_errors.is_of_others(error.text):
-            lost = agree(ranks, "lost its connection", "lost their connections")
-            return _at(ranks, error.at, lost)
-        words = raised_words(error.type, error.text, (), _MOST_OF_ERROR)
-        return _at(ranks, error.at, "raised", f": {words}")
-    if (record := context.graph.at.get(report.rank)) is not None:
+    record = context.graph.at.get(report.rank)
+    if report.activity is Activity.FAILED:
+        record = _refused(context, report) or (None if report.error.at else record)
+    if record is not None:
         return side(ranks, record)
+    one, many, detail, path = _does(report)
+    records = context.collectives.of.get(report.rank, ())
+    if not path and records and context.gone(report.rank):
+        # It has ended: what it called last is what is known of it.
+        one, many, detail, path = "was last seen", "were last seen", "", records[-1].path
+    return _at(ranks, path, agree(ranks, one, many), detail)
+
+
+def _refused(context: Context, report: RankReport) -> Collective | None:
+    """Return the last call of a rank that was rejected, if it failed of that."""
+    records = context.collectives.of.get(report.rank, ()) if report.error.type == MISMATCH else ()
+    return next((each for each in reversed(records) if each.phase is Phase.REFUSED), None)
+
+
+def _does(report: RankReport) -> tuple[str, str, str, tuple[Place, ...]]:
+    """Return what one rank does, and several; more about it; and the way there."""
+    error = report.error
     if report.end.left_at:
-        return _at(ranks, report.end.left_at, "left")
-    one, many, detail = _DOES.get(report.activity, ("is", "are", ""))
-    if report.path and report.activity is not Activity.IDLE:
-        return _at(ranks, report.path, agree(ranks, one, many), detail)
-    if last is None or report.activity not in _ENDED or not context.gone(report.rank):
-        return Side(ranks, "")
-    if report.activity is Activity.DEAD and not last.over:
-        return _at(ranks, last.path, "died", call_words(last))
-    return _at(ranks, last.path, "made", agree(ranks, " its", " their") + " last call")
+        return "left", "left", "", report.end.left_at
+    if report.activity is not Activity.FAILED:
+        one, many = _WORDS.get(report.activity, ("is", "are"))
+        return one, many, "", () if report.activity is Activity.IDLE else report.path
+    if torch_errors.is_of_others(error.text):
+        return "lost its connection", "lost their connections", "", error.at
+    words = raised_words(error.type, error.text, (), _MOST_OF_ERROR)
+    return "raised", "raised", f": {words}", error.at
 
 
-_DOES = {
-    Activity.BUSY: ("is busy", "are busy", ""),
-    Activity.HELD: ("is paused", "are paused", ""),
-    Activity.WAITING: ("waits", "wait", ""),
-    Activity.SILENT: ("does not answer; it is", "do not answer; they are", ""),
+_WORDS = {
+    Activity.BUSY: ("is busy", "are busy"),
+    Activity.HELD: ("is paused", "are paused"),
+    Activity.WAITING: ("waits", "wait"),
+    Activity.SILENT: ("does not answer; it is", "do not answer; they are"),
 }
-_ENDED = (Activity.IDLE, Activity.DEAD)
 
 
 def _at(ranks: Ranks, path: Sequence[Place], state: str, detail: str = "") -> Side:
@@ -110,23 +117,28 @@ def _at(ranks: Ranks, path: Sequence[Place], state: str, detail: str = "") -> Si
 def _ended(context: Context, each: Side, sides: Sequence[Side], decides: Decision | None) -> Side:
     """Return where ranks ended that called nothing more: a loop that others are still in."""
     rank = each.ranks[0]
-    found, finished = each, context.finished(rank)
-    if rank in context.reports:
-        found = _stands(context, context.reports[rank], len(each.ranks))
+    report, finished = context.reports.get(rank), context.finished(rank)
+    found = _stands(context, report, len(each.ranks)) if report is not None else each
     way = next((other.path for other in sides if other.path), ())
-    records = context.collectives.of.get(rank, ())
-    turns = [record for record in records if record.path[-1:] == way[-1:]]
-    loop = context.sources.loop_around(way)
-    if loop and turns and finished:
-        # One backward reduces several buckets: its number tells turns apart.
-        passes = {record.backwards for record in turns if record.part is Part.BACKWARD}
-        known = passes and not context.collectives.first.get(rank)
-        after = f", after {counted(len(passes), 'step')}" if known else ""
+    loop, steps = context.sources.loop_around(way), _steps(context, rank, way[-1:])
+    if loop and finished and steps is not None:
+        after = f", after {counted(steps, 'step')}" if steps else ""
         found = _at(each.ranks, loop, "left the loop", after)
     elif found.place is None and decides is not None:
         ended = f", and {agree(each.ranks, 'has', 'have')} finished" if finished else ""
         found = _at(each.ranks, (decides.place,), "went another way", ended)
     return replace(found, ranks=each.ranks, call=each.call)
+
+
+def _steps(context: Context, rank: int, line: tuple[Place, ...]) -> int | None:
+    """Return how many steps a rank made at a line, 0 if that is unknown; None if it was not there.
+
+    One backward reduces several buckets: its number tells steps apart.
+    """
+    there = [e for e in context.collectives.of.get(rank, ()) if e.path[-1:] == line]
+    passes = {record.backwards for record in there if record.part is Part.BACKWARD}
+    unknown = context.collectives.first.get(rank)
+    return (0 if unknown else len(passes)) if there else None
 
 
 def _raised_before(context: Context, ranks: Ranks) -> Decision | None:

@@ -107,11 +107,6 @@ class Side:
     detail: str = field(default="", metadata=OMIT_DEFAULT)
     """``, collective 9``, ``: KeyError: 'x'``."""
 
-    @property
-    def told(self) -> str:
-        """What they do at their line: ``rank 1 waits here, collective 9``."""
-        return f"{name_ranks(self.ranks)} {self.state or self.call} here{self.detail}"
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -6,9 +6,10 @@ or one for all where they are at the same lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain, pairwise
 from textwrap import dedent
 
 from ddp_notebook.model import Finding, Place, Side, name_ranks
@@ -60,31 +61,35 @@ def columns(finding: Finding, before: int = 1) -> list[Column]:
     """
     if not finding.places:
         return []
-    # The culprits stand first, on the left.
-    sides = sorted(finding.sides, key=lambda side: not set(side.ranks) & set(finding.ranks))
+    # The culprits stand first, on the left, and the line that decides beside them.
+    sides = sorted(
+        finding.sides or (Side(finding.ranks, ""),),
+        key=lambda side: set(side.ranks).isdisjoint(finding.ranks),
+    )
     ways = {(side.path[:1], side.place) for side in sides if side.place is not None}
-    decides, made = _deciding(finding), []
-    for group in [[side] for side in sides] if len(ways) > 1 else [sides]:
-        marks = [_marks(side, group, named=len(group) > 1) for side in group]
-        files = {mark.place.file for each in marks for mark in each}
-        # The line that decides is marked once, beside the first who come by it.
-        own = [mark for mark in decides if not files or mark.place.file in files]
-        decides = [mark for mark in decides if mark not in own]
-        # The call first, as it is made, and then the line that it leads to.
-        calls = [*own, *(each[0] for each in marks if each)]
-        ends = [each[1] for each in marks if len(each) > 1]
-        parts = [part for of in (calls, ends) for _, part in _listed(finding, of, before)]
-        ranks = sorted({rank for side in group for rank in side.ranks} or finding.ranks)
-        place = next(iter([*ends, *calls[len(own) :], *own]), None)
-        made.append(
-            Column(
-                name_ranks(ranks) if ranks else "",
-                plain(str(place.place) if place is not None else group[0].call),
-                bool(set(ranks) & set(finding.ranks)),
-                tuple(line for part in parts for line in (CodeLine(0), *part))[1:],
-            )
-        )
-    return made
+    groups = [[side] for side in sides] if len(ways) > 1 else [sides]
+    first = _column(finding, groups[0], _deciding(finding), before)
+    return [first, *(_column(finding, group, [], before) for group in groups[1:])]
+
+
+def _column(
+    finding: Finding, group: Sequence[Side], decides: Sequence[Mark], before: int
+) -> Column:
+    marks = [_marks(side, group, named=len(group) > 1) for side in group]
+    # The call first, as it is made, and then the line that it leads to.
+    calls = [*decides, *(mark for each in marks for mark in each[:1])]
+    ends = [each[1] for each in marks if len(each) > 1]
+    lines: list[CodeLine] = []
+    for part in (*_listed(finding, calls, before), *_listed(finding, ends, before)):
+        lines += [CodeLine(0), *part[1]]
+    ranks = sorted({*chain.from_iterable(side.ranks for side in group)})
+    at = [*ends, *calls[len(decides) :], *decides]
+    return Column(
+        name_ranks(ranks) if ranks else "",
+        plain(str(at[0].place) if at else group[0].call),
+        not set(ranks).isdisjoint(finding.ranks),
+        tuple(lines[1:]),
+    )
 
 
 def _deciding(finding: Finding) -> list[Mark]:
@@ -95,22 +100,25 @@ def _deciding(finding: Finding) -> list[Mark]:
 def _marks(side: Side, group: Sequence[Side], *, named: bool) -> list[Mark]:
     """Return the marks of a side: at its line and, before it, the first one on the way there.
 
-    The label is `named` by the ranks, and says in what those of a group at one line differ.
+    The labels are `named` by the ranks where those of several sides stand below each other.
     """
-    place = side.place
-    if place is None:
+    if side.place is None:
         return []
-    told = side.told if named else f"{side.state or side.call} here{side.detail}"
-    there = [each for each in group if each is side or each.place == place]
+    who, told = name_ranks(side.ranks), f"{side.state or side.call} here{side.detail}"
+    if named:
+        told = _difference(side, group) or f"{who} {told}"
+    way = [place for place in side.path[:1] if str(place) != str(side.place)]
+    before = [Mark(place, WAY, f"{who} in here" if named else "") for place in way]
+    return [*before, Mark(side.place, AT, plain(told))]
+
+
+def _difference(side: Side, group: Sequence[Side]) -> str:
+    """Say in what ranks differ that are at one line: ``rank 2: float32 [5]``; empty for nothing."""
+    there = [each for each in group if each is side or each.place == side.place]
     for values in ([each.tensor for each in there], [each.call for each in there]):
         if all(values) and len(set(values)) > 1:
-            told = f"{name_ranks(side.ranks)}: {values[there.index(side)]}"
-            break
-    at = Mark(place, AT, plain(told))
-    first = side.path[0] if side.path else place
-    is_there = (first.file, first.line) == (place.file, place.line)
-    way = Mark(first, WAY, f"{name_ranks(side.ranks)} in here" if named else "")
-    return [at] if is_there else [way, at]
+            return f"{name_ranks(side.ranks)}: {values[there.index(side)]}"
+    return ""
 
 
 def _listed(
@@ -118,25 +126,28 @@ def _listed(
 ) -> Iterator[tuple[str, list[CodeLine]]]:
     """Yield each file with its marked lines, and so many before each."""
     known = {excerpt.file: dict(excerpt.lines) for excerpt in finding.code}
-    for file in dict.fromkeys(mark.place.file for mark in marks):
-        texts, at = known.get(file, {}), dict[int, list[Mark]]()
-        for mark in dict.fromkeys(mark for mark in marks if mark.place.file == file):
-            at.setdefault(mark.place.line, []).append(mark)
-            texts.setdefault(mark.place.line, mark.place.text)
-        shown = {n for line in at for n in range(line - before, line + 1)}
-        for first, last in zip(sorted(shown), sorted(shown)[1:], strict=False):
-            if last - first - 1 <= _FILLED:
-                shown.update(range(first, last))
-        # Neither empty lines nor the cell's own magic say anything.
-        says = {n for n, code in texts.items() if code.strip() and not code.startswith("%%")}
-        numbers = [n for n in sorted(shown) if n in at or n in says]
+    at: dict[str, dict[int, list[Mark]]] = {}
+    for mark in dict.fromkeys(marks):
+        at.setdefault(mark.place.file, {}).setdefault(mark.place.line, []).append(mark)
+    for file, of in at.items():
+        texts = {line: own[0].place.text for line, own in of.items()} | known.get(file, {})
+        numbers = _numbers(texts, of, before)
         code = dedent("\n".join(preformatted(texts[n])[0] for n in numbers)).split("\n")
         lines: list[CodeLine] = []
         for number, text in zip(numbers, code, strict=True):
             if lines and number - lines[-1].number - 1 > _FILLED:
                 lines.append(CodeLine(0))
-            lines.append(CodeLine(number, text, tuple(at.get(number, ()))))
+            lines.append(CodeLine(number, text, tuple(of.get(number, ()))))
         yield file, lines
+
+
+def _numbers(texts: Mapping[int, str], marked: Collection[int], before: int) -> list[int]:
+    """Return which lines are shown. Neither empty ones nor the cell's own magic say anything."""
+    shown = sorted({n for line in marked for n in range(line - before, line + 1)})
+    gaps = (pair for pair in pairwise(shown) if pair[1] - pair[0] - 1 <= _FILLED)
+    filled = {*shown, *(n for first, last in gaps for n in range(first, last))}
+    says = {n for n, code in texts.items() if code.strip() and not code.startswith("%%")}
+    return sorted(filled & says | set(marked))
 
 
 # -- text --------------------------------------------------------------------------------
@@ -150,39 +161,48 @@ def text(finding: Finding) -> str:
         own = _marks(side, finding.sides, named=True)
         # One label, at the first line, tells the last; not where that is near what decides.
         if len(own) > 1 and (own[1].place.file, own[1].place.function) not in decided:
-            first, place = (mark.place for mark in own)
-            line = f"line {place.line}"
-            line = line if place.file == first.file else f"{place.file}, {line}"
-            code = f", `{place.text}`" if place.text else ""
-            who = f"{name_ranks(side.ranks)} {side.state}"
-            own = [Mark(first, WAY, plain(f"{who} in here: {line}{code}{side.detail}"))]
+            own = [_told_together(side, own[0].place, own[1].place)]
         marks += own
     listings = list(_listed(finding, marks, 0))
     digits = max((len(str(line.number)) for _, lines in listings for line in lines), default=1)
     shown: list[str] = []
     for file, lines in listings:
         shown += [indented(plain(file), f"{' ' * digits}--> "), f"{' ' * digits} |"]
-        shown += [row for line in lines for row in _line_text(line, digits)]
-    return "\n".join(row.rstrip() for row in shown)
+        shown += [row.rstrip() for line in lines for row in _line_text(line, digits)]
+    return "\n".join(shown)
 
 
-def _line_text(line: CodeLine, digits: int) -> Iterator[str]:
-    """Yield a line with what is said of it: carets below it, and the labels of the ranks there."""
+def _told_together(side: Side, first: Place, at: Place) -> Mark:
+    """``rank 0 waits in here: line 4, `dist.all_reduce(x)`, collective 9``."""
+    line = f"line {at.line}" if at.file == first.file else f"{at.file}, line {at.line}"
+    code = f", `{at.text}`" if at.text else ""
+    who = f"{name_ranks(side.ranks)} {side.state}"
+    return Mark(first, WAY, plain(f"{who} in here: {line}{code}{side.detail}"))
+
+
+def _line_text(line: CodeLine, digits: int) -> list[str]:
+    """Return a line with what is said of it: carets below it, and the labels of ranks there."""
     margin = f"{line.number or '⋮':>{digits}} | "
     code = line.text[: WIDTH - len(margin)]
     below = f"{' ' * digits} | {' ' * (len(code) - len(code.lstrip()))}"
     decides = [f"<- {mark.label}" for mark in line.marks if mark.kind == DECIDES]
     labels = [mark.label for mark in line.marks if mark.kind != DECIDES]
-    behind = "  ".join([f"{margin}{code}", *decides])
-    fits = len(behind) <= WIDTH
-    yield behind if fits else f"{margin}{code}"
-    if labels:
-        signs = _SIGNS[line.marks[-1].kind] * max(1, len(code.strip()))
-        signs, beside = f"{below}{signs}", f"{below}{signs} {'   '.join(labels)}"
-        yield beside if len(beside) <= WIDTH else signs
-        labels = labels if len(beside) > WIDTH else []
-    for label in [*(() if fits else decides), *labels]:
-        yield from (f"{below}{part}" for part in wrapped(label, max(20, WIDTH - len(below))))
+    first = _beside(f"{margin}{code}", "  ", decides, below)
+    if not labels:
+        return first
+    signs = _SIGNS[line.marks[-1].kind] * max(1, len(code.strip()))
+    return first + _beside(f"{below}{signs}", " ", ["   ".join(labels)], below, labels)
+
+
+def _beside(
+    start: str, gap: str, labels: Sequence[str], below: str, instead: Sequence[str] = ()
+) -> list[str]:
+    """Return `start` with labels behind it or, where these do not fit, `below` it, one by one."""
+    behind = gap.join([start, *labels])
+    if len(behind) <= WIDTH:
+        return [behind]
+    parts = (part for each in instead or labels for part in wrapped(each, WIDTH - len(below)))
+    return [start, *(f"{below}{part}" for part in parts)]
 
 
 # -- HTML --------------------------------------------------------------------------------

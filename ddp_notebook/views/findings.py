@@ -95,12 +95,13 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
 def next_words(finding: Finding, d: Diagnosis, explain: str = EXPLAIN) -> str:
     """Who waits, where the code does not show it; what frees them; and where more is said."""
     shown = {rank for side in finding.sides if side.place is not None for rank in side.ranks}
-    waiting = waiting_words(finding, d) if not shown.issuperset(finding.waiting) else ""
-    on = d.run is not None and not d.run.over and bool(finding.waiting) and not finding.passing
-    frees = "%ddp_abort frees the ranks, with their variables" if on else ""
+    waiting = "" if shown.issuperset(finding.waiting) else waiting_words(finding, d)
+    on = d.run is not None and not d.run.over
+    stuck = finding.waiting and not finding.passing
+    frees = "%ddp_abort frees the ranks, with their variables" if on and stuck else ""
     more = f"more: {explain.format(finding.category.value)}" if explain else ""
     following = " · ".join(filter(None, (waiting, frees, more)))
-    return f"{NEXT}: {following}" if waiting or frees else following
+    return following if following == more else f"{NEXT}: {following}"
 
 
 def past_words(d: Diagnosis) -> str:

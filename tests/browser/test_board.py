@@ -63,7 +63,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.finding.locator("summary").click()
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
         expect(board.timeline).to_be_visible()
-        expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
+        expect(board.el.locator(".ddpb-on-at").first).to_contain_text(HOSTILE)  # as text
         board.press("why")
         expect(board.answer).to_contain_text("Only rank 1 calls `barrier`")
         notebook.page.screenshot(path=tmp_path / "finding.png")
@@ -73,7 +73,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         notebook.run(3)
         replay = Board(notebook.run(4))
         expect(replay.finding).to_contain_text("Only rank 1 calls `barrier`")
-        expect(replay.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)
+        expect(replay.el.locator(".ddpb-on-at").first).to_contain_text(HOSTILE)
         expect(replay.timeline).to_be_visible()
         expect(replay.el.locator(".ddpb-action")).to_have_count(0)
         replay.el.get_by_role("slider").fill("0")

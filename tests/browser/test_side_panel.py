@@ -94,7 +94,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         assert whole is not None and whole["y"] + whole["height"] <= 800
         sides = board.finding.locator(".ddpb-side")
         expect(sides).to_contain_text(["dist.barrier()", "dist.all_reduce"])
-        expect(sides.locator(".ddpb-here")).to_have_count(2)
+        expect(sides.locator(".ddpb-on-at")).to_have_count(2)
         left, right = (each.bounding_box() for each in sides.all())
         assert left is not None and right is not None and left["y"] == right["y"]
         expect(board.el.locator(".ddpb-strip")).to_have_count(0)

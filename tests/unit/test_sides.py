@@ -120,8 +120,8 @@ def test_what_one_rank_raised_stands_beside_the_line_that_the_others_wait_at() -
     )
     finding = found(play(same(3, [barrier(5)], r1=[]), {1: failed}), code)
     raised, waits = finding.sides
-    assert (raised.told, raised.path) == ("rank 1 raised here: KeyError: 'x'", at)
-    assert (waits.ranks, waits.told) == ((0, 2), "ranks 0 and 2 wait here, collective 0")
+    assert (raised.state, raised.detail) == ("raised", ": KeyError: 'x'") and raised.path == at
+    assert (waits.ranks, waits.state, waits.detail) == ((0, 2), "wait", ", collective 0")
 
 
 def test_without_the_code_the_lines_that_are_known_are_shown_alone() -> None:

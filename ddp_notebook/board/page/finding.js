@@ -60,5 +60,5 @@ function columnBox({ who, site, lines }) {
 }
 
 function codeLine([number, text, kind, label]) {
-  return make("div", { class: kind && `ddpb-${kind}` }, `${String(number || "⋮").padStart(3)} ${text}`, label && make("i", {}, `  ◂ ${label}`));
+  return make("div", { class: kind && `ddpb-on-${kind}` }, `${String(number || "⋮").padStart(3)} ${text}`, label && make("i", {}, `  ◂ ${label}`));
 }

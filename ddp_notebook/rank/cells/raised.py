@@ -146,8 +146,8 @@ def without_ours(
     known = [at for at in range(end) if not files[at].startswith(OURS)]
     told = {known[-1], *users}
     own = [chain[at] for at in known if at in told]
-    hidden = len(known) - len(own)
-    notice = f"[{model.counted(hidden, 'frame')} of libraries not shown]" if hidden else ""
+    hidden = len(known) - known.index(users[0]) - len(own)
+    notice = f"[{model.counted(hidden, 'frame')} of libraries not shown]\n" * bool(hidden)
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
     for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):

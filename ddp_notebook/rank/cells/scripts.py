@@ -186,14 +186,14 @@ class ScriptProcess:
             else:
                 # Without a line of the script its code could not be compiled.
                 began = raised.line_of(error, script.path)
-                trace, notice = None, ""
-                if began:
-                    trace, notice = raised.without_ours(error.__traceback__, core.user_code)
+                trace, notice = raised.without_ours(
+                    error.__traceback__ if began else None, core.user_code
+                )
                 format_error = functools.partial(
                     traceback.format_exception, type(error), error, trace
                 )
                 lines = syntax.alone(format_error)
-                lines[-1:-1] = [f"{notice}\n"] if notice else []
+                lines.insert(-1, notice)
                 self._show("".join(lines).rstrip())
             self._ending.stop_at(error)
             return error

@@ -170,7 +170,7 @@ class RankShell(Component):
                 return
             self.shell._last_traceback = stb
             lines = [stb] if isinstance(stb, str) else list(stb)
-            lines[-1:-1] = filter(None, [self._notice])
+            lines[-1:-1] = self._notice.splitlines()
             if isinstance(value, SystemExit):  # IPython names %tb, which has nothing here
                 lines = [line for line in lines if _NAMES_TB not in line]
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))

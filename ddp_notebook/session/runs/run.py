@@ -576,12 +576,12 @@ class CellRun:
             died = {rank: e for rank, e in self.events.died.items() if rank not in ended}
             own = (
                 *deaths.died(died, script=bool(self.script)),
-                *failures.raised(self.events.finished.values(), self.ranks),
+                *failures.raised(
+                    self.events.finished.values(), self.ranks, {**self.earlier, **self.sources}
+                ),
             )
             if own:
-                sources = {**self.earlier, **self.sources}
-                shown = tuple(finding.with_code(sources) for finding in own)
-                self._keep(Diagnosis(shown, None, len(self.ranks)))
+                self._keep(Diagnosis(own, None, len(self.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
         """Keep a diagnosis, unless all that is wrong is what the user ended."""

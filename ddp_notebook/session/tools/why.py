@@ -123,9 +123,8 @@ class Why:
         going_on = run.events.with_tracebacks(replace(now, run=found.run, findings=findings))
         if now.wrong:
             return going_on
-        if own := failures.raised(run.events.finished.values(), run.ranks):
-            shown = (finding.with_code(case.sources) for finding in own)
-            return replace(going_on, findings=(*shown, *now.findings))
+        if own := failures.raised(run.events.finished.values(), run.ranks, case.sources):
+            return replace(going_on, findings=(*own, *now.findings))
         # No rule finds that nothing has moved for long; it was found while it was so.
         before = found.diagnosis
         if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):
