@@ -166,6 +166,6 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         waiting=context.victims,
         evidence=(lost,),
         name=PurePath(path).name,
-        place=place,
+        site=place,
         needed_by=ranks,
     )

@@ -62,11 +62,13 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
     [
         (
             parameter(2, shape=(5, 10)),
-            "`fc2.weight` of `model` has shape (5, 10) on rank 1, shape (4, 10) on ranks 0, 2 and 3",
+            "`fc2.weight` of `model` has shape (5, 10) on rank 1, shape (4, 10) on "
+            "ranks 0, 2 and 3",
         ),
         (
             parameter(0, dtype="float64"),
-            "`fc1.weight` of `model` has dtype float64 on rank 1, dtype float32 on ranks 0, 2 and 3",
+            "`fc1.weight` of `model` has dtype float64 on rank 1, dtype float32 on "
+            "ranks 0, 2 and 3",
         ),
         (
             parameter(1, requires_grad=False),
@@ -75,7 +77,8 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
         ),
         (
             parameter(0, stride=(1, 10)),
-            "`fc1.weight` of `model` has stride (1, 10) on rank 1, stride (8, 1) on ranks 0, 2 and 3",
+            "`fc1.weight` of `model` has stride (1, 10) on rank 1, stride (8, 1) on "
+            "ranks 0, 2 and 3",
         ),
         (
             parameter(0, device="cuda"),
@@ -93,11 +96,13 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
         ),
         (
             without_bias,
-            "`model` has 3 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 (missing: `fc2.bias`)",
+            "`model` has 3 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 "
+            "(missing: `fc2.bias`)",
         ),
         (
             with_more,
-            "`model` has 5 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 (extra: `fc3.bias`)",
+            "`model` has 5 parameters on rank 1, 4 parameters on ranks 0, 2 and 3 "
+            "(extra: `fc3.bias`)",
         ),
         (
             without_norm,
@@ -106,7 +111,8 @@ other_buffer = replace(NET, buffers=(NET.buffers[0], replace(NET.buffers[1], dty
         ),
         (
             other_buffer,
-            "`norm.running_var` of `model` has dtype int64 on rank 1, dtype float32 on ranks 0, 2 and 3",
+            "`norm.running_var` of `model` has dtype int64 on rank 1, dtype float32 "
+            "on ranks 0, 2 and 3",
         ),
     ],
 )
@@ -118,7 +124,8 @@ def test_the_first_difference_is_said_in_words(odd: Fingerprint, cause: str) -> 
 def test_the_remedy_is_what_to_type() -> None:
     finding = one(NET, without_bias, NET)
     assert finding.remedy == (
-        "Make `model` on rank 1 as it is on ranks 0 and 2 (in a cell with `%%ddp --ranks 1`), then: "
+        "Make `model` on rank 1 as it is on ranks 0 and 2 (in a cell with `%%ddp "
+        "--ranks 1`), then: "
         "`%ddp_wrap model`."
     )
 

@@ -374,7 +374,8 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
         (
             (0, 1, 0, 1),
             (2, 3),
-            "ranks 0 and 2 both have RANK=0 and ranks 1 and 3 both have RANK=1; ranks 2 and 3 are missing",
+            "ranks 0 and 2 both have RANK=0 and ranks 1 and 3 both have RANK=1; ranks "
+            "2 and 3 are missing",
         ),
         ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1 and 2 are missing"),
     ],

@@ -84,7 +84,8 @@ def test_a_tensor_used_before_its_handle_was_waited_for(
     assert bool(findings) is wrong
     if wrong:
         assert findings[0].category is Category.ASYNC_MISUSE and findings[0].ranks == (0, 1)
-        assert words in findings[0].cause and "train.py, line 7" in findings[0].cause
+        assert words in findings[0].cause and findings[0].decides is not None
+        assert str(findings[0].decides.place).startswith("train.py, line 7")
     assert len(found(run(0, works=(work,)), run(1))) == wrong, "on one rank alone"
 
 

@@ -174,7 +174,7 @@ def test_ranks_that_part_are_drawn_below_what_they_share() -> None:
     assert stacks.text(PARTED).split("\n") == [
         "ranks 0-3  train.py, line 58          main()",
         "│  train.py, line 44  main()  loss.backward()",
-        "├─ ranks 0, 2 and 3  waits in all_reduce (torch.distributed)",
+        "├─ ranks 0, 2 and 3  waiting in all_reduce (torch.distributed)",
         "│     train.py, line 41  step()  dist.all_reduce(x)",
         f"└─ rank 1  {barrier}",
     ]
