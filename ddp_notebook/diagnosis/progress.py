@@ -180,7 +180,7 @@ _DOES = {
     Activity.BUSY: ("busy: {}", "busy"),
     Activity.HELD: ("paused {}", "paused (by %ddp_step)"),
     Activity.DEAD: ("its process is gone", "its process is gone"),
-    Activity.IDLE: ("is idle", "is idle"),
+    Activity.IDLE: ("idle", "idle"),
     Activity.SILENT: ("does not answer ({})", "does not answer"),
 }
 """The words for an activity: with what the rank does, and where that is not known."""

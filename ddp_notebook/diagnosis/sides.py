@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import raised_words
 from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.source_code.patch import hoist
 from ddp_notebook.model import (
     Activity,
+    Category,
     Collective,
     Decision,
     Finding,
@@ -50,7 +53,22 @@ def with_sides(context: Context, finding: Finding) -> Finding:
         who = "every rank" if everyone else name_ranks(finding.ranks)
         decides = replace(decides, label=f"on {who}")
     found = replace(finding, sides=_from_their_parting(sides), decides=decides)
-    return found.with_code(context.sources.texts)
+    return replace(found.with_code(context.sources.texts), patch=_patch(context, found))
+
+
+def _patch(context: Context, finding: Finding) -> str:
+    """Return the change that moves a call out of the test that decides who makes it, if certain."""
+    test = finding.decides.place if finding.decides is not None else None
+    if finding.category is not Category.CONDITIONAL_COLLECTIVE or test is None:
+        return ""
+    source = context.sources.texts.get(test.file, "")
+    for each in finding.sides:
+        for place, below in zip_longest(each.path, each.path[1:]):
+            within = (place.file, place.function) == (test.file, test.function)
+            if within and place.line > test.line and source:
+                called = below.function if below is not None else each.call.partition(" ")[0]
+                return hoist(source, place.line, test.line, called.rpartition(".")[2])
+    return ""
 
 
 def _groups(context: Context, ranks: Ranks) -> list[Side]:

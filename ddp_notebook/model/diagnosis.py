@@ -155,6 +155,8 @@ class Finding:
     decides: Decision | None = field(default=None, metadata=OMIT_DEFAULT)
     code: tuple[Excerpt, ...] = field(default=(), metadata=OMIT_DEFAULT)
     """The lines that `sides` and `decides` name, and those around them, where they are known."""
+    patch: str = field(default="", metadata=OMIT_DEFAULT)
+    """The change of the user's code that corrects it, as lines of a diff, where it is certain."""
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)

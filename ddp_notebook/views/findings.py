@@ -51,6 +51,7 @@ _CARD = f"padding: 0 0 4px; margin: 0 0 10px; border-radius: 4px; border: 1px so
 _SYMBOL = "display: inline-block; width: 1.3em; font-weight: 700"
 _ROW = "padding: 5px 12px 0"
 _LIST = "margin: 4px 0 0; padding: 0 0 0 1.2em; list-style: disc"
+_CHANGE = f"margin: 6px 0 0; white-space: pre; overflow-x: auto; {markup.MONO}"
 _SUMMARY = "cursor: pointer"
 _TRACEBACK = (
     f"margin: 0 0 10px; padding: 6px 10px; max-height: 24em; overflow: auto;"
@@ -200,6 +201,7 @@ def _finding_text(finding: Finding, d: Diagnosis, explain: str = "") -> str:
         parts.append(code)
     if remedy := plain(finding.remedy):
         parts.append(indented(remedy, f"{FIX}: "))
+        parts += [f"     {line}" for line in preformatted(finding.patch)] if finding.patch else []
     if following := next_words(finding, d, explain):
         parts.append(indented(following, ""))
     if finding.evidence:
@@ -291,7 +293,7 @@ def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
     if remedy.startswith("%"):  # to be typed as it is
         fix = box(FIX, remedy, "")
     rows = (
-        f'<div style="{_ROW}">{fix}</div>' if remedy else "",
+        f'<div style="{_ROW}">{fix}{_patch(finding)}</div>' if remedy else "",
         f'<div style="{_ROW}; {markup.MUTED}">{markup.prose(following)}</div>' if following else "",
         _evidence(finding.evidence),
     )
@@ -303,6 +305,20 @@ def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
         f'<span style="{markup.MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
         f"{finding_code.html(finding)}{''.join(rows)}</div>"
     )
+
+
+def _patch(finding: Finding) -> str:
+    """Return the change of the user's code: what goes and what comes, coloured."""
+    if not finding.patch:
+        return ""
+    colours = {"+": markup.OK, "-": markup.BAD}
+    lines = (
+        f'<div style="background: rgba({colours[line[0]]}, 0.15)">{escape(line)}</div>'
+        if line[:1] in colours
+        else f"<div>{escape(line)}</div>"
+        for line in preformatted(finding.patch)
+    )
+    return f'<div style="{_CHANGE}">{"".join(lines)}</div>'
 
 
 def _evidence(evidence: Sequence[str]) -> str:

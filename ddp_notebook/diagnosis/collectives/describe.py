@@ -5,7 +5,9 @@ And what a collective is for: a unit of FSDP2, a tensor of DTensor, a micro-batc
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -52,7 +54,14 @@ def function_of(record: Collective) -> str:
 
 
 def code(text: str) -> str:
-    """Mark text of the user's as code; backticks in it would end that, and make up commands."""
+    """Mark text of the user's as code, without its comment.
+
+    Backticks in it would end that, and make up commands.
+    """
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):  # a line may be a part of more
+        for token in tokenize.generate_tokens(iter([text]).__next__):
+            if token.type == tokenize.COMMENT:
+                text = text[: token.start[1]].rstrip()
     return f"`{text.rstrip(':').replace('`', chr(39))}`"
 
 
