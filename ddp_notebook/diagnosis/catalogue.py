@@ -159,19 +159,16 @@ def words(key: str, /, **facts: object) -> str:
     """Fill the template ``category.kind.part`` with facts; the sentence begins with a capital."""
     category, kind, part = key.split(".")
     template = " ".join(entry(category)["kinds"][kind][part].split())
-    text = _OPTIONAL.sub(lambda match: _if_known(match[1], facts), template)
-    text = _FORMATTER.vformat(text, (), facts).strip()
+    for match in reversed([*_OPTIONAL.finditer(template)]):
+        named = [name for _, name, _, _ in _FORMATTER.parse(match[1]) if name]
+        shown = match[1] if all(map(facts.get, named)) else ""
+        template = template[: match.start()] + shown + template[match.end() :]
+    text = _FORMATTER.vformat(template, (), facts).strip()
     return f"{text[:1].upper()}{text[1:]}"
 
 
 _COMMANDS = re.compile(r"`(%ddp_(?:abort|where|why|(?:restart|step) --ranks)\b[^`]*)`")
 _OPTIONAL = re.compile(r"<<(.*?)>>", re.DOTALL)
-
-
-def _if_known(part: str, facts: Mapping[str, object]) -> str:
-    """Return an optional part of a template, or nothing where one of its facts is empty."""
-    named = [name for _, name, _, _ in _FORMATTER.parse(part) if name]
-    return part if all(map(facts.get, named)) else ""
 
 
 class _Facts(Formatter):

@@ -25,7 +25,6 @@ from ddp_notebook.model import (
 
 UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
-_SHOWN_FROM_S = 3.0
 
 
 def raised(
@@ -201,7 +200,7 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
             "remarks.unsure.running",
             pending=pending,
             title=title,
-            seconds=f"{least_s:.0f}" if least_s >= _SHOWN_FROM_S else "",
+            seconds=f"{least_s:.0f}" if least_s >= 3 else "",
         )
     return _failed(case)
 

@@ -18,7 +18,6 @@ from ddp_notebook.diagnosis.source_code.patch import hoist
 from ddp_notebook.model import (
     Activity,
     Category,
-    Collective,
     Decision,
     Finding,
     Part,
@@ -88,7 +87,11 @@ def _stands(context: Context, report: RankReport, count: int = 1) -> Side:
     ranks = (report.rank,) * count  # only how many there are matters to words
     record = context.graph.at.get(report.rank)
     if report.activity is Activity.FAILED:
-        record = _refused(context, report) or (None if report.error.at else record)
+        if report.error.type == MISMATCH:  # then its last call was rejected
+            calls = reversed(context.collectives.of.get(report.rank, ()))
+            record = next((each for each in calls if each.phase is Phase.REFUSED), record)
+        elif report.error.at:
+            record = None
     if record is not None:
         return side(ranks, record)
     one, many, detail, path = _does(report)
@@ -97,12 +100,6 @@ def _stands(context: Context, report: RankReport, count: int = 1) -> Side:
         # It has ended: what it called last is what is known of it.
         one, many, detail, path = "was last seen", "were last seen", "", records[-1].path
     return _at(ranks, path, agree(ranks, one, many), detail)
-
-
-def _refused(context: Context, report: RankReport) -> Collective | None:
-    """Return the last call of a rank that was rejected, if it failed of that."""
-    records = context.collectives.of.get(report.rank, ()) if report.error.type == MISMATCH else ()
-    return next((each for each in reversed(records) if each.phase is Phase.REFUSED), None)
 
 
 def _does(report: RankReport) -> tuple[str, str, str, tuple[Place, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_notebook.doctor.checks import SHARED_MEMORY, as_init_says
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
-from ddp_notebook.launch.gpu_links import GpuState, Links
+from ddp_notebook.launch.gpu_links import Links
 from ddp_notebook.launch.gpu_use import process_name
 from ddp_notebook.model import agree, counted, format_bytes
 from ddp_notebook.model.doctor import Check
@@ -105,7 +105,15 @@ def check_gpus(gpus: Sequence[Gpu], links: Links, ranks: Mapping[int, int]) -> t
     """The GPUs have free memory; who uses them is said. `ranks` maps pids to ranks."""
     if not gpus:
         return ()
-    held = {state.gpu: _users(state, ranks) for state in links.states if state.users}
+    # The driver of a container may hide how much each process uses.
+    held = {
+        state.gpu: ", ".join(
+            f"{process_name(pid, ranks)} {format_bytes(size) if size else ''}".rstrip()
+            for pid, size in state.users
+        )
+        for state in links.states
+        if state.users
+    }
     full = [g for g in gpus if g.total_bytes - g.used_bytes < 0.1 * g.total_bytes]
     if not full:
         by = "".join(f"; GPU {gpu}: {users}" for gpu, users in held.items())
@@ -116,14 +124,6 @@ def check_gpus(gpus: Sequence[Gpu], links: Links, ranks: Mapping[int, int]) -> t
     remedy = "nvidia-smi shows which process uses it. Leave it out: %ddp_init --gpus "
     found = f"GPU {_indices(full)} nearly full: {used} of {total} in use{by}"
     return (Check.warning("GPU memory", found, remedy + (free or "…")),)
-
-
-def _users(state: GpuState, ranks: Mapping[int, int]) -> str:
-    """Return the processes that use a GPU, in words; the driver of a container may hide sizes."""
-    return ", ".join(
-        f"{process_name(pid, ranks)} {format_bytes(size) if size else ''}".rstrip()
-        for pid, size in state.users
-    )
 
 
 def check_driver(links: Links, cuda_build: str) -> tuple[Check, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from ddp_notebook.model import codec
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.training import TensorDigest
 
-LAST_STEP = 10**9
+LAST_STEP = sys.maxsize
 """In place of the number of a training step: the last one."""
 LEDGER_COLUMNS = ("in", "own_gradients", "optimizer_used", "held_by", "changed", "across_ranks")
 

@@ -61,7 +61,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
     place = finding.sides[0].place
     assert place is not None and (place.file, place.line) == ("train.py", 17)
-    assert verdict.basis.startswith("the answers of ranks 0-1")
+    assert verdict.basis.startswith("the answers of ranks 0 and 1")
     job = find.job_of(ranks[1].pid)
     for process in job.processes.values():
         assert process.folder.stat().st_mode & 0o777 == 0o700
@@ -87,7 +87,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert wire["verdict"] == "finding"
     shown = said(shell, capsys, "%ddp_where --ranks 0 --locals")
     assert shown.startswith(f"Of job {pid} (train.py)")
-    assert "waiting in barrier (torch.distributed)" in shown and "train.py:17" in shown
+    assert "waiting in barrier (torch.distributed)" in shown and "train.py, line 17" in shown
     assert "optimizer = " in shown
     shown = said(shell, capsys, "%ddp_board")
     assert f"job {pid} (train.py): ranks 0 and 1 of 2; it runs" in shown

@@ -242,7 +242,7 @@ def test_the_step_is_chosen_and_the_last_one_is_shown_in_place_of_one_that_is_no
     ranks2: Session,
 ) -> None:
     ledger = run(ranks2, PLAIN + STEPS, step=2)
-    assert ledger.title.startswith("Step 2 of each optimizer on ranks 0-1: 4 parameters")
+    assert ledger.title.startswith("Step 2 of each optimizer on ranks 0 and 1: 4 parameters")
     assert fact(ledger.rows[0], "held_by") == "SGD, step 2, lr 0.1"
     ledger = run(ranks2, PLAIN + STEPS, step=7)
     assert ledger.title.startswith("The last step of each optimizer (there is no step 7)")

@@ -173,7 +173,7 @@ def test_ranks_in_a_collective_and_one_that_is_elsewhere(session: Session) -> No
         assert torchs[-1].function == "all_reduce"
         assert torchs[-1].module.startswith("torch.distributed")
         shown = stacks.text(tree)
-        assert "├─ ranks 0,2  waiting in all_reduce (torch.distributed)" in shown
+        assert "├─ ranks 0 and 2  waiting in all_reduce (torch.distributed)" in shown
         assert "└─ rank 1  running  cell 7, line 5  step()  time.sleep(0.01)" in shown
 
 

@@ -90,7 +90,7 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_below_wherever_one_looks
     (finding,) = diagnosis.findings
     assert finding.category is Category.EXCEPTION_ON_ONE_RANK
     assert (finding.ranks, finding.waiting) == ((1,), (0, 2))
-    assert finding.cause == "Rank 1 raised KeyError: 'key7' at cell 7:3 in load"
+    assert finding.cause == "Rank 1 raised KeyError: 'key7' at cell 7, line 3, in load"
     assert finding.evidence[0] == (
         "rank 1: cell 7, line 7 → cell 7, line 5, in prepare → cell 7, line 3, in load: "
         "return settings['key7']"
@@ -329,7 +329,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     train.write_text(CHAINED, "utf-8")
     error = ranks.run_script(str(train)).error
     assert error.diagnosis.findings[0].cause.endswith(
-        " raised RuntimeError: step failed at train.py:10 in step"
+        " raised RuntimeError: step failed at train.py, line 10, in step"
     )
     assert "ZeroDivisionError" in error.diagnosis.tracebacks[0].text
     ranks.abort()
@@ -339,7 +339,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     error = ranks.wait().error
     assert error.diagnosis.findings[0].cause.endswith(
         " raised KeyError: 'sample 3' (Caught KeyError in DataLoader worker process 0) "
-        "at train.py:14 in __getitem__"
+        "at train.py, line 14, in __getitem__"
     )
     ranks.abort()
     result = ranks.run_cell(

@@ -285,7 +285,7 @@ def test_a_fault_is_injected_found_and_repaired_and_variables_stay(
     assert (finding.category, finding.ranks) == (Category.DUPLICATE_RANK, (2,))
     assert shown.startswith("duplicate-rank: two processes say RANK=1\n")
     assert shown.index("%ddp_fault --repair") < shown.index(
-        "✗ The processes launched as ranks 1-2 both "
+        "✗ The processes launched as ranks 1 and 2 both "
     )
     assert mistake(ranks_up, capsys, "%ddp_fault wrong-port --repair").startswith(
         "--repair is for the last fault; leave out its name"
@@ -336,7 +336,7 @@ def test_what_cannot_be_wrapped_says_why(ranks_up: Any, capsys: Capture) -> None
     well(ranks_up, capsys, "%%ddp --ranks 1\nodd = torch.nn.Linear(4, 3)")
     shown = well(ranks_up, capsys, "%ddp_wrap odd")[1]
     assert "odd: stage 1/4, parameters-verified, was not passed" in shown
-    assert "Fix: Make `odd` on rank 1 as it is on ranks 0,2" in shown
+    assert "Fix: Make `odd` on rank 1 as it is on ranks 0 and 2" in shown
 
 
 def test_the_doctor_asks_the_ranks(ranks_up: Any, capsys: Capture) -> None:

@@ -79,7 +79,7 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
 ) -> None:
     gate = tmp_path / "gate"
     region = detach(
-        kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "is running on ranks 0-1"
+        kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "is running on ranks 0 and 1"
     )
     assert "begun" in updates(kernel, region, "begun")
     assert kernel.ask("1 + 1") == 2
@@ -95,7 +95,7 @@ def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
 def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
     kernel: Kernel,
 ) -> None:
-    region = detach(kernel, f"%%ddp --detach\n{HANG}", "is running on ranks 0-1")
+    region = detach(kernel, f"%%ddp --detach\n{HANG}", "is running on ranks 0 and 1")
     shown = updates(kernel, region, "fix:")
     assert "all_reduce" in shown
     assert "rank 1" in kernel.run_well("%ddp_why").text
@@ -134,7 +134,7 @@ def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kern
 
 
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
-    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "is running on ranks 0-1")
+    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "is running on ranks 0 and 1")
     message = kernel.send("%ddp_wait")
     kernel.wait_for_text(message, "running")
     kernel.manager.interrupt_kernel()
@@ -230,7 +230,7 @@ def test_a_script_is_held_stepped_and_detached(
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out
     assert shell.run_cell(f"%ddp_run --detach {path} --epochs 2").success
-    assert "job.py is running on ranks 0-1 in the background." in capsys.readouterr().out
+    assert "job.py is running on ranks 0 and 1 in the background." in capsys.readouterr().out
     assert shell.run_cell("%ddp_wait").success
     shown = capsys.readouterr().out
     assert shown.startswith("── ranks 0 and 1 ──\npast the barrier ['--epochs', '2']\n")
@@ -314,7 +314,9 @@ def test_a_ledger_is_the_value_of_the_cell_or_script_or_json(
     )
     result = shell.run_cell(f"%%ddp --ledger\n{train}")
     assert result.success and result.result.rows[0].facts["held_by"] == "SGD, step 3, lr 0.1"
-    assert "The last step of each optimizer on ranks 0-1: 2 parameters" in capsys.readouterr().out
+    assert (
+        "The last step of each optimizer on ranks 0 and 1: 2 parameters" in capsys.readouterr().out
+    )
     path = tmp_path / "train.py"
     path.write_text(f"import torch\ntorch.distributed.init_process_group('gloo')\n{train}")
     call = f"made = %ddp_run --ledger --step 2 {path}"
@@ -336,4 +338,4 @@ def test_a_ledger_is_shown_although_the_cell_failed(
     source = "net = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
     source += "net(torch.ones(1, 2)).sum().backward()\nopt.step()\n1 / 0"
     assert not shell.run_cell(f"%%ddp --ledger\n{source}").success
-    assert "The last step of each optimizer on ranks 0-1" in capsys.readouterr().out
+    assert "The last step of each optimizer on ranks 0 and 1" in capsys.readouterr().out

@@ -71,11 +71,18 @@ def _weight(told: tuple[_Fact, ...]) -> int:
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
     """Return the text and the weight of each column for one parameter."""
     held = {
-        rank: f"{each.optimizer}, step {each.steps}{_rate(each.lr)}" if each.steps else "none"
+        rank: f"{each.optimizer}, step {each.steps}" if each.steps else "none"
         for rank, each in by.items()
     }
+    for rank, each in by.items():
+        if each.steps and each.lr is not None:
+            held[rank] += f", lr {each.lr:g}"
     # That a shard is empty, or was not read, is no change.
-    changed = {rank: ("yes", "no")[e.before == e.after] for rank, e in by.items() if _has_part(e)}
+    changed = {
+        rank: ("yes", "no")[each.before == each.after]
+        for rank, each in by.items()
+        if each.before is not None and each.before.numel
+    }
     lost = "none" in held.values() and any(each.own for each in by.values())
     return (
         (_said({rank: each.within or "-" for rank, each in by.items()}), 0),
@@ -85,14 +92,6 @@ def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
         (_said(changed), 0),
         _across(by),
     )
-
-
-def _rate(lr: float | None) -> str:
-    return "" if lr is None else f", lr {lr:g}"
-
-
-def _has_part(each: model.SteppedParameter) -> bool:
-    return each.before is not None and each.before.numel > 0
 
 
 def _said(texts: Mapping[int, str]) -> str:

@@ -143,7 +143,8 @@ def without_ours(
     if not users:
         return chain[0] if chain else None, ""
     end = users[-1] + 1 if files[-1].startswith(OURS) else len(chain)
-    known = [at for at in range(end) if not files[at].startswith(OURS)]
+    # The fault lab's scripts lie in this package, and count as the user's.
+    known = [at for at in range(end) if at in users or not files[at].startswith(OURS)]
     told = {known[-1], *users}
     own = [chain[at] for at in known if at in told]
     hidden = len(known) - known.index(users[0]) - len(own)

@@ -7,6 +7,7 @@ before, until the one that was asked for.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from ddp_notebook.rank.training.tracker import Tracker
 _MOST_PARAMETERS = 2000
 _MOST_VALUES = 32
 """So many values of a gradient are sampled."""
-_GOLDEN_RATIO = 0.6180339887498949
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class StepLedger:

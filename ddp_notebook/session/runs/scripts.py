@@ -69,7 +69,7 @@ class ScriptRun(CellRun):
 
     def send(self) -> Ranks:
         """Start the script's processes; no rank is unreachable."""
-        what, processes = self._what, self._processes
+        what, options = self._what, self._processes.options
         scripts = {
             rank: calls.Script(
                 cell=self.cell,
@@ -77,7 +77,7 @@ class ScriptRun(CellRun):
                 path=str(what.file),
                 name=what.called,
                 arguments=what.arguments,
-                threads=cores() if what.as_python else processes.options.threads,
+                threads=cores() if what.as_python else options.threads,
                 breakpoints=self.breakpoints_of(rank),
                 paused=self.pausing,
                 leaves=self._leaves,
@@ -88,10 +88,9 @@ class ScriptRun(CellRun):
             )
             for rank in self.ranks
         }
-        started = processes.open_script(self.cell, self.ranks)
+        started = self._processes.open_script(self.cell, self.ranks)
         self.started_ranks = started.started_ranks
-        hosts = what.placed.hosts if what.placed is not None else {}
-        started.start(scripts, self._environments, hosts)
+        started.start(scripts, self._environments, what.placed.hosts if what.placed else {})
         return ()
 
     def end(self) -> CellResult:
