@@ -314,9 +314,7 @@ def test_a_ledger_is_the_value_of_the_cell_or_script_or_json(
     )
     result = shell.run_cell(f"%%ddp --ledger\n{train}")
     assert result.success and result.result.rows[0].facts["held_by"] == "SGD, step 3, lr 0.1"
-    assert (
-        "The last step of each optimizer on ranks 0 and 1: 2 parameters" in capsys.readouterr().out
-    )
+    assert "The last step of each optimizer on ranks 0 and 1: 2 param" in capsys.readouterr().out
     path = tmp_path / "train.py"
     path.write_text(f"import torch\ntorch.distributed.init_process_group('gloo')\n{train}")
     call = f"made = %ddp_run --ledger --step 2 {path}"
