@@ -11,11 +11,6 @@ import torch
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.calls import PickledValue, VariableToSend
 
-_WORKS = (
-    "its GPU is not done with what was issued before, and to read a value would wait for that. If "
-    "it hangs, %ddp_abort gets the rank back"
-)
-
 
 def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
     """The value of a variable, or why it cannot be sent.
@@ -34,8 +29,7 @@ def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
 
 def _sendable(value: Any, keep_tensors: bool) -> Any:
     if isinstance(value, torch.Tensor):
-        if not gpu.is_readable(value):
-            raise gpu.StillWorking(_WORKS)
+        _need(gpu.is_readable(value))
         tensor = value.detach().cpu()
         if keep_tensors:
             return tensor
@@ -44,6 +38,15 @@ def _sendable(value: Any, keep_tensors: bool) -> Any:
         return {key: _sendable(each, keep_tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_sendable(each, keep_tensors) for each in value)
-    if gpu.is_working() and type(value) not in (int, float, bool, str, bytes, type(None)):
-        raise gpu.StillWorking(_WORKS)  # it may hold tensors, which are pickled with it
+    # It may hold tensors, which are pickled with it.
+    _need(type(value) in (int, float, bool, str, bytes, type(None)) or not gpu.is_working())
     return value
+
+
+def _need(readable: bool) -> None:
+    """Raise StillWorking where a value cannot be read without a wait for the GPU."""
+    if not readable:
+        raise gpu.StillWorking(
+            "its GPU is not done with what was issued before, and to read a value would wait for "
+            "that. If it hangs, %ddp_abort gets the rank back"
+        )

@@ -197,7 +197,7 @@ def _environments(
             {
                 **torchrun_variables(index, count, address, agent_store=agent),
                 **torchrun_agents_variables(index, count),
-                **({} if what.as_gpus else processes.devices.of_script(rank, index, count)),
+                **processes.devices.of_script(rank, index, count),
                 **what.settings.get(rank, {}),
             },
         )
