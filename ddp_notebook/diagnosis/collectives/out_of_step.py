@@ -314,6 +314,7 @@ def group_destroyed(
         waiting=context.victims,
         evidence=(evidence, catalogue.words("missing-destroy.destroyed.fact", ranks=ranks)),
         inside=in_call(ahead, short_name(record), context.reports),
+        missing=lacking(record),
     )
 
 
