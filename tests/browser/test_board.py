@@ -55,10 +55,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.await_roles("ready", "ready")
 
         notebook.start(2)
-        expect(board.finding).to_contain_text("Only rank 1 calls `barrier`")
-        expect(board.finding.locator(".ddpb-remedy")).to_contain_text(
-            "Call `barrier` on every rank"
-        )
+        expect(board.finding).to_contain_text("Only rank 1 calls barrier")
+        expect(board.finding.locator(".ddpb-remedy")).to_contain_text("Call barrier on every rank")
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_hidden()
         board.finding.locator("summary").click()
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
@@ -72,7 +70,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(notebook.prompt(2)).to_have_text("[3]:")
         notebook.run(3)
         replay = Board(notebook.run(4))
-        expect(replay.finding).to_contain_text("Only rank 1 calls `barrier`")
+        expect(replay.finding).to_contain_text("Only rank 1 calls barrier")
         expect(replay.el.locator(".ddpb-on-at").first).to_contain_text(HOSTILE)
         expect(replay.timeline).to_be_visible()
         expect(replay.el.locator(".ddpb-action")).to_have_count(0)

@@ -29,7 +29,7 @@ def test_a_running_cell_is_looked_into_and_aborted_by_its_own_buttons_and_long_o
         notebook.run(1)
         cell = notebook.start(2)
         line = cell.locator(".ddpl")
-        expect(line).to_contain_text("Cell 3 is running on ranks 0-1", timeout=SHOWN_WITHIN_MS)
+        expect(line).to_contain_text("Cell 3 is running on ranks 0 and 1", timeout=SHOWN_WITHIN_MS)
         expect(line.locator(".ddpl-clock")).to_have_text(re.compile(r"^\d+ s$"))
         line.get_by_role("button", name="Where?").click()
         expect(line.locator("pre")).to_contain_text("time.sleep", timeout=SHOWN_WITHIN_MS)

@@ -82,7 +82,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         assert len(at_first) == 1, f"no width moves a button: {at_first}"
         assert "true" not in at_first[0], f"no word is cut: {at_first}"
         notebook.run(HANG)
-        expect(board.finding).to_contain_text("Only rank 0 calls `barrier`")
+        expect(board.finding).to_contain_text("Only rank 0 calls barrier")
         board.el.locator(".ddpb-pick", has_text="3").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
         now = board.el.evaluate(BUTTONS_AT)

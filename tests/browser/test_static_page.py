@@ -108,7 +108,7 @@ def test_html_manager_shows_the_board_of_a_saved_notebook(
         # As the cell ended in which it stands: the hang is in the output of its own cell.
         board.await_roles("ready", "ready")
         expect(board.finding).to_have_count(0)
-        expect(page.locator("body")).to_contain_text("Only rank 1 calls `barrier`")
+        expect(page.locator("body")).to_contain_text("Only rank 1 calls barrier")
         expect(page.locator(".ddp-board")).to_be_hidden()  # the picture: the board stands for it
         # There is no kernel: it says so, and has nothing to press.
         gone = board.el.locator(".ddpb-gone")

@@ -44,7 +44,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_pat
         expect(done).to_contain_text("Setup is complete: every rank is verified.")
 
         expect(fault).to_contain_text("duplicate-rank")
-        expect(fault).to_contain_text("launched as ranks 1-2")
+        expect(fault).to_contain_text("launched as ranks 1 and 2")
         evidence = fault.locator("details").filter(has_text="evidence")
         expect(evidence.locator("li").first).to_be_hidden()
         evidence.locator("summary").click()

@@ -87,7 +87,7 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         tab("Stack").click()
         link = panel.get_by_role("button", name="cell 4, line 5")
         expect(link).to_be_visible(timeout=SHOWN_WITHIN_MS)
-        expect(panel.locator("figcaption b")).to_have_text(["ranks 0,2", "rank 1"])
+        expect(panel.locator("figcaption b")).to_have_text(["ranks 0 and 2", "rank 1"])
         expect(panel).to_contain_text("waiting in all_reduce")
         page.screenshot(path=tmp_path / "stack.png")
         link.click()

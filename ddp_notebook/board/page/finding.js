@@ -25,10 +25,16 @@ function findingBox(finding, others, act, slot) {
       finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
       make("code", { class: "ddpb-whole" }, finding.remedy),
       columns.length > 2 && make("div", { class: "ddpb-sides" }, columns.slice(2).map(columnBox)),
-      finding.evidence.length > 0 && make("ul", {}, finding.evidence.map((fact) => make("li", {}, fact))),
+      finding.evidence.length > 0 && make("ul", {}, finding.evidence.map((fact) => make("li", {}, prose(fact)))),
       others.map((other) => make("div", { class: `ddpb-further ddpb-${other.passing ? "warn" : "bad"}` }, sentenceOf(other), categoryOf(other), remedyOf(other, act))),
     ),
   );
+}
+
+/** A sentence, in which code stands between backticks. */
+function prose(text) {
+  const parts = text.split("`");
+  return parts.length % 2 ? parts.map((part, at) => (at % 2 ? make("code", {}, part) : part)) : text;
 }
 
 function sentenceOf(finding, short = false) {
@@ -36,7 +42,7 @@ function sentenceOf(finding, short = false) {
     "div",
     { class: `ddpb-sentence${short ? " ddpb-short" : ""}`, title: finding.sentence },
     sign(finding.symbol),
-    make("b", {}, finding.sentence),
+    make("b", {}, prose(finding.sentence)),
   );
 }
 
@@ -47,7 +53,7 @@ function remedyOf(finding, act) {
     "div",
     { class: "ddpb-remedy" },
     make("span", { class: "ddpb-todo" }, "Fix"),
-    make("span", { class: "ddpb-fix", title: finding.remedy }, finding.remedy),
+    make("span", { class: "ddpb-fix", title: finding.remedy }, prose(finding.remedy)),
     copyButton(finding.remedy, "the fix"),
     finding.magics.map((magic) => make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => act(magic) }, "Run ", make("code", {}, magic))),
   );
