@@ -71,7 +71,8 @@ def write_sources(folder: Path, notebooks: Path) -> None:
     shutil.copytree(notebooks / "book", folder, dirs_exist_ok=True, ignore=later)
     shutil.copytree(notebooks, folder / "course", ignore=shutil.ignore_patterns("book", ".*"))
     reference = folder / "course" / "REFERENCE.md"
-    reference.write_text(_ANCHOR.sub(r"(\1)=", reference.read_text(encoding="utf-8")))
+    text = _ANCHOR.sub(r"(\1)=", reference.read_text(encoding="utf-8"))
+    reference.write_text(text, encoding="utf-8")
     for name, source in _LATER.items():
         places = (notebooks / "book" / Path(source).name, notebooks.parent / source)
         text = next(place for place in places if place.exists()).read_text(encoding="utf-8")
@@ -116,7 +117,7 @@ def _index() -> str:
         for text in catalogue.literals(category):
             categories.setdefault(text, []).append(category)
     rows = "".join(
-        f"| `{text.replace('|', '/')}` | {', '.join(f'[{each}]({each}.md)' for each in found)} |\n"
+        f"| `{text}` | {', '.join(f'[{each}]({each}.md)' for each in found)} |\n"
         for text, found in sorted(categories.items(), key=lambda item: item[0].lower())
     )
     pages = "\n".join(Category)

@@ -135,8 +135,8 @@ def finding(
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
     `ranks` and `waiting` are facts of the templates, too. The place `site` is the line that is
-    shown, if no line is known that decides. The magics that the fix has in
-    backticks are the commands of the finding, as far as they can be run as they stand.
+    shown, if no line is known that decides. The magics that the fix has in backticks are the
+    commands of the finding, as far as they can be run as they stand.
     """
     facts |= {"ranks": ranks, "waiting": tuple(rank for rank in waiting if rank not in ranks)}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)

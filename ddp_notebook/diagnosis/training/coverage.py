@@ -107,7 +107,6 @@ def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
             site=_place(seen, "bad_place"),
         ),
         whose=_without_replaced,
-        place=attrgetter("bad_place"),
     ),
 )
 def unused_parameters(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -172,7 +171,6 @@ def _stepped_at(seen: _Replicas) -> Place | None:
         ),
         is_wrong=_bypassed,
         whose=those_that_have,
-        place=attrgetter("bypass_place"),
     ),
     Row[ReplicaFacts](
         read=attrgetter("forwards"),
@@ -215,7 +213,6 @@ def _name(seen: _Replicas) -> str:
             site=_place(seen, "bad_place"),
         ),
         whose=those_that_have,
-        place=attrgetter("bad_place"),
     ),
 )
 def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
@@ -238,7 +235,6 @@ def no_sync(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
             site=seen.culprit.pending_place,
         ),
         whose=those_that_have,
-        place=attrgetter("pending_place"),
     ),
 )
 def kept_back(context: Context) -> Iterator[_Optimizers]:

@@ -289,7 +289,6 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
             site=seen.culprit.evaluation.place,
         ),
         whose=everyone,
-        place=lambda each: each.evaluation.place,
     ),
 )
 def other_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
@@ -720,7 +719,6 @@ def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
             "" not in row and len(set(row)) > 1 for row in zip(*seen.values.values(), strict=True)
         ),
         whose=everyone,
-        place=lambda run: run.split.forwards[0].place if run.split.forwards else None,
     ),
 )
 def other_draws(context: Context) -> Iterator[dict[int, RunFacts]]:

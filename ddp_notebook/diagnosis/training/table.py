@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import outvoted
-from ddp_notebook.model import Finding, Place, Ranks, by_value, line_of
+from ddp_notebook.model import Finding, Ranks, by_value
 
 T = TypeVar("T")
 Find = Callable[[Context], Iterable[Finding]]
@@ -84,27 +84,20 @@ class Row(Generic[T]):
     """A row of the table: how one value is read and judged, and the finding.
 
     `whose` names the culprits, if any: by default the ranks whose value is not that of most.
-    `is_wrong` is the condition that must hold besides. `place` is the line of a thing.
+    `is_wrong` is the condition that must hold besides.
     """
 
     read: Callable[[T], Hashable]
     says: Callable[[Compared[T]], Finding]
     is_wrong: Callable[[Compared[T]], bool] = lambda _: True
     whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
-    place: Callable[[T], Place | None] = lambda each: getattr(each, "place", None)
 
     def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
         """Return the mistake in this value on these ranks; None for no mistake."""
         values = {rank: self.read(each) for rank, each in by_rank.items()}
         seen = Compared(context, by_rank, values)
         seen = replace(seen, culprits=self.whose(seen) if self.is_wrong(seen) else ())
-        if not seen.culprits:
-            return None
-        finding = self.says(seen)
-        places = (self.place(by_rank[rank]) for rank in seen.culprits)
-        return replace(
-            finding, decides=finding.decides or line_of(next(filter(None, places), None))
-        )
+        return self.says(seen) if seen.culprits else None
 
 
 def rule(
