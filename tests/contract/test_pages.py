@@ -8,7 +8,6 @@ import page_programs
 import pytest
 
 from ddp_notebook.diagnosis import catalogue
-from ddp_notebook.diagnosis.source_code import patch
 from ddp_notebook.faults import FAULTS
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
@@ -23,26 +22,13 @@ def test_a_cell_is_found_and_runs_once_it_is_changed_as_its_page_says(
     page_programs.check(ranks3, category, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("category", "called"),
-    [
-        (Category.CONDITIONAL_COLLECTIVE, "validate"),
-        (Category.BARRIER_MISUSE, "barrier"),
-        (Category.UNUSED_PARAMS, ""),
-    ],
-)
-def test_a_cell_runs_once_it_is_patched(ranks3: Session, category: Category, called: str) -> None:
-    cell, _ = page_programs.programs(category)
-    lines = cell.splitlines()
-    if called:
-        test = max(n for n, line in enumerate(lines, 1) if line.startswith("if rank"))
-        call = next(n for n, line in enumerate(lines, 1) if f"{called}(" in line and n > test)
-        change = patch.hoist(cell, call, test, called)
-    else:
-        line = next(n for n, line in enumerate(lines, 1) if "DDP(" in line)
-        change = patch.find_unused_parameters(cell, line)
-    result = ranks3.run_cell(catalogue.corrected(cell, change))
-    assert result.error is None and result.diagnosis is None, change
+def test_a_cell_runs_once_it_is_changed_as_its_finding_shows(ranks3: Session) -> None:
+    cell, _ = page_programs.programs(Category.CONDITIONAL_COLLECTIVE)
+    ranks3.run_cell(cell)
+    shown = ranks3.why().findings[0].patch
+    ranks3.abort()
+    result = ranks3.run_cell(catalogue.corrected(cell, shown))
+    assert result.error is None and result.diagnosis is None, shown
 
 
 def test_all_other_pages_are_scripts_or_faults_of_the_lab_or_say_why_they_are_not_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.diagnosis import catalogue
-from ddp_notebook.diagnosis.source_code.patch import find_unused_parameters, hoist
+from ddp_notebook.diagnosis.source_code.patch import hoist
 
 MOVED = {
     "a call in an expression": (
@@ -97,27 +97,3 @@ def test_what_follows_an_if_that_is_passed_over_is_not_moved() -> None:
     assert hoist(source, 4, 3, "validate") == ""
     assert hoist(source, 4, 1, "validate") == ""
     assert hoist("x = 1\n", 1, 1, "validate") == ""
-
-
-@pytest.mark.parametrize(
-    ("line", "changed"),
-    [
-        ("model = DDP(Two())", "model = DDP(Two(), find_unused_parameters=True)"),
-        (
-            "m = nn.parallel.DistributedDataParallel(net, device_ids=ids, )  # ü",
-            "m = nn.parallel.DistributedDataParallel(net, device_ids=ids, "
-            "find_unused_parameters=True)  # ü",
-        ),
-        ("é = [DDP(a)]", "é = [DDP(a, find_unused_parameters=True)]"),
-        ("model = DDP(Two(), find_unused_parameters=False)", ""),
-        ("model = DDP(Two(), static_graph=True)", ""),
-        ("model = DDP(Two(), **options)", ""),
-        ("model = DDP(a), DDP(b)", ""),
-        ("model = wrap(Two())", ""),
-        ("model = DDP(", ""),
-        ("model = DDP(a,\n    static)", ""),
-    ],
-)
-def test_ddp_is_told_to_look_for_unused_parameters(line: str, changed: str) -> None:
-    expected = f"-{line}\n+{changed}" if changed else ""
-    assert find_unused_parameters(f"import torch\n{line}\n", 2) == expected

@@ -16,8 +16,6 @@ from ddp_notebook.diagnosis.source_code.conditions import holds, last_name, shal
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.diagnosis.source_code.sources import MAGIC
 
-_WRAPPERS = ("DDP", "DistributedDataParallel")
-_INSTEAD = {None, "find_unused_parameters", "static_graph"}
 _PLACED = (ast.Expr, ast.Assign, ast.Return)
 """Statements that evaluate one expression, once."""
 _ODD = {
@@ -50,23 +48,6 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
         before, inside, after = _cut(text, call.col_offset, call.end_col_offset)
         kept, moved = [*above, f"{before}{name}{after}"], f"{name} = {inside}"
     return _diff(lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept])
-
-
-def find_unused_parameters(source: str, line: int) -> str:
-    """Return the change by which DDP, made in `line`, looks for unused parameters; or nothing."""
-    calls = [
-        node
-        for node in ast.walk(_tree(source))
-        if isinstance(node, ast.Call) and node.lineno == line and last_name(node.func) in _WRAPPERS
-    ]
-    if len(calls) != 1 or calls[0].end_lineno != line or not calls[0].args:
-        return ""
-    if _INSTEAD.intersection(keyword.arg for keyword in calls[0].keywords):
-        return ""
-    text = source.splitlines()[line - 1]
-    before, call, after = _cut(text, calls[0].col_offset, calls[0].end_col_offset)
-    call = call.removesuffix(")").rstrip().removesuffix(",")
-    return _diff([text], [f"{before}{call}, find_unused_parameters=True){after}"])
 
 
 def _tree(source: str) -> ast.Module:
