@@ -40,14 +40,20 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
     text, above = lines[last], lines[first:last]
     if text.strip() != ast.get_source_segment(source, statement):
         return ""  # more in this line, or it goes on in the next
-    if _is_moved_whole(tree, statement, call):
+    # A call alone moves as it stands, and so does one that gives its result to a name of the
+    # branch's own.
+    targets = {getattr(target, "id", "") for target in getattr(statement, "targets", ())}
+    alone = isinstance(statement, ast.Expr | ast.Assign) and statement.value is call
+    if alone and targets <= _bound_for_some(tree):
         kept = above if len(test.body) > 1 else []
         moved = text.strip()
     else:
-        name = _new_name(tree)
-        before, inside, after = _cut(text, call.col_offset, call.end_col_offset)
-        kept, moved = [*above, f"{before}{name}{after}"], f"{name} = {inside}"
-    return _diff(lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept])
+        name, data = _new_name(tree), text.encode()  # columns of a tree count bytes of UTF-8
+        ends = data[: call.col_offset].decode(), data[call.end_col_offset :].decode()
+        moved = f"{name} = {data[call.col_offset : call.end_col_offset].decode()}"
+        kept = [*above, name.join(ends)]
+    old, new = lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept]
+    return "\n".join([*difflib.unified_diff(old, new, n=len(old), lineterm="")][3:])
 
 
 def _tree(source: str) -> ast.Module:
@@ -95,13 +101,6 @@ def _may_precede(tree: ast.Module, test: ast.If, statement: ast.stmt, call: ast.
     )
 
 
-def _is_moved_whole(tree: ast.Module, statement: ast.stmt, call: ast.Call) -> bool:
-    """True of a call alone, and of one that gives its result to a name of the branch's own."""
-    targets = {getattr(target, "id", "") for target in getattr(statement, "targets", ())}
-    alone = isinstance(statement, ast.Expr | ast.Assign) and statement.value is call
-    return alone and targets <= _bound_for_some(tree)
-
-
 def _bound_for_some(tree: ast.Module) -> set[str]:
     """Return the names that only some ranks give a value: in branches that ask for the rank."""
     names = Names(tree)
@@ -140,14 +139,3 @@ def _new_name(tree: ast.Module) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _cut(text: str, begin: int, end: int | None) -> tuple[str, str, str]:
-    """Cut a line at columns of a tree, which count the bytes of UTF-8."""
-    data = text.encode()
-    return data[:begin].decode(), data[begin:end].decode(), data[end:].decode()
-
-
-def _diff(old: list[str], new: list[str]) -> str:
-    lines = difflib.unified_diff(old, new, n=len(old), lineterm="")
-    return "\n".join(list(lines)[3:])
