@@ -53,8 +53,13 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
+_YES_OR_NO = {"true": True, "yes": True, "false": False, "no": False}
+
+
 def yes_or_no(answer: Any) -> bool:
-    """True or False; NumPy's, or a tensor's, will do."""
+    """True or False; NumPy's, or a tensor's, or the word will do."""
+    if isinstance(answer, str) and (word := _plain(answer)) in _YES_OR_NO:
+        return _YES_OR_NO[word]
     try:
         value = answer.item() if hasattr(answer, "item") else answer
     except (ValueError, RuntimeError):

@@ -140,7 +140,7 @@ def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path:
     assert list(tmp_path.iterdir()) == [copy], "a tutorial leaves no file"
 
 
-@pytest.mark.parametrize("chapter", ["05", "06"])
+@pytest.mark.parametrize("chapter", ["05", "06", "11"])
 @pytest.mark.timeout(CELL_TIMEOUT_S + 100)
 def test_what_a_tutorial_claims_of_ranks_holds_for_two(chapter: str, tmp_path: Path) -> None:
     [path] = (path for path in NOTEBOOKS if path.stem.startswith(chapter))
