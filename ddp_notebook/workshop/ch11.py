@@ -38,8 +38,8 @@ _sentence(
     "11.3",
     true=False,
     because="nobody removes the file of a killed job, and the next job meets addresses of "
-    "processes that are gone. And it holds what ranks have told each other, not a list of hosts: who takes "
-    "part is said by RANK and WORLD_SIZE, as ever.",
+    "processes that are gone. And it holds what ranks have told each other, not a list of hosts: "
+    "who takes part is said by RANK and WORLD_SIZE, as ever.",
     look="read the two lines that were printed: whose address does the next job read?",
 )
 _sentence(
