@@ -37,7 +37,7 @@ _sentence(
 _sentence(
     "11.3",
     true=False,
-    because="nobody removes the file of a killed job, and the next job meets addresses of "
+    because="no process removes the file of a killed job, and the next job meets addresses of "
     "processes that are gone. And it holds what ranks have told each other, not a list of hosts: "
     "who takes part is said by RANK and WORLD_SIZE, as ever.",
     look="read the two lines that were printed: whose address does the next job read?",
@@ -45,8 +45,8 @@ _sentence(
 _sentence(
     "11.4",
     true=False,
-    because="each rank finds a port of its own, and then all but rank 0 connect to a port where "
-    "nobody listens. One process finds the port and gives it to all, as torchrun does.",
+    because="each rank finds a port of its own, and then all but rank 0 connect to a port where no "
+    "process listens. One process finds the port and gives it to all, as torchrun does.",
     look="how many different ports did the ranks find? They are to meet at one.",
 )
 _sentence(

@@ -92,7 +92,7 @@ def what_all_ranks_must_call(answer: tuple[Ranks, str]) -> str:
             "calls it?"
         )
     if name != GATHERS:
-        raise WrongAnswer(f"the rank is right. {shown(name)} waits for nobody: see the line.")
+        raise WrongAnswer(f"the rank is right. {shown(name)} waits for no rank: see the line.")
     return (
         "right: to get whole parameters it gathers the parts of all ranks. All ranks call it; "
         "only the writing of the file belongs to one."
