@@ -130,6 +130,7 @@ def finding(
     sides: tuple[Side, ...] = (),
     site: Place | None = None,
     decides: Decision | None = None,
+    patch: str = "",
     **facts: object,
 ) -> Finding:
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
@@ -152,6 +153,7 @@ def finding(
         sides,
         titled=True,
         decides=decides or line_of(site),
+        patch=patch,
     )
 
 

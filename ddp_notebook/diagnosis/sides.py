@@ -14,7 +14,7 @@ from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import raised_words
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.diagnosis.source_code.patch import hoist
+from ddp_notebook.diagnosis.source_code.patch import find_unused_parameters, hoist
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -32,6 +32,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.fold import MISMATCH
 
+_NOT_TOLD = ("checkpoint", ".module", "static_graph")
 _MOST_GROUPS = 4
 _MOST_OF_ERROR = 60
 """How much of an error stands beside the line that raised it."""
@@ -52,10 +53,34 @@ def with_sides(context: Context, finding: Finding) -> Finding:
         who = "every rank" if everyone else name_ranks(finding.ranks)
         decides = replace(decides, label=f"on {who}")
     found = replace(finding, sides=_from_their_parting(sides), decides=decides)
-    return replace(found.with_code(context.sources.texts), patch=_patch(context, found))
+    if finding.category is Category.UNUSED_PARAMS:
+        found = _with_wrapping(context, found)
+    found = replace(found, patch=found.patch or _moved(context, found))
+    return found.with_code(context.sources.texts)
 
 
-def _patch(context: Context, finding: Finding) -> str:
+def _with_wrapping(context: Context, finding: Finding) -> Finding:
+    """Return the finding with the line that makes DDP, and its change where that is certain."""
+    reported = (report.parts.replicas for report in context.case.ranks)
+    facts = (each.replicas for each in context.facts.values())
+    replicas = [replica for each in (*reported, *facts) for replica in each]
+    made = {replica.place for replica in replicas if replica.place is not None}
+    if len(made) != 1:
+        return finding
+    (place,), sides = made, finding.sides
+    if finding.decides is not None:
+        words, at = "used unaveraged gradients", (finding.decides.place,)
+        sides = (*sides, _at(finding.ranks, at, words))
+    # Wrong where parameters get gradients of which DDP's forward does not tell: in checkpoints, or
+    # by a use past DDP. And `static_graph` does not go with it.
+    patch, texts = "", context.sources.texts
+    known = not any(word in text for word in _NOT_TOLD for text in texts.values())
+    if known and all(replica.could_find_unused for replica in replicas):
+        patch = find_unused_parameters(texts.get(place.file, ""), place.line)
+    return replace(finding, sides=sides, decides=Decision(place, "the model is wrapped here"), patch=patch)
+
+
+def _moved(context: Context, finding: Finding) -> str:
     """Return the change that moves a call out of the test that decides who makes it, if certain."""
     test = finding.decides.place if finding.decides is not None else None
     if finding.category is not Category.CONDITIONAL_COLLECTIVE or test is None:

@@ -16,6 +16,7 @@ from ddp_notebook.diagnosis.source_code.conditions import holds, last_name, shal
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.diagnosis.source_code.sources import MAGIC
 
+_WRAPPERS = ("DDP", "DistributedDataParallel")
 _PLACED = (ast.Expr, ast.Assign, ast.Return)
 """Statements that evaluate one expression, once."""
 _ODD = {
@@ -52,8 +53,95 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
         ends = data[: call.col_offset].decode(), data[call.end_col_offset :].decode()
         moved = f"{name} = {data[call.col_offset : call.end_col_offset].decode()}"
         kept = [*above, name.join(ends)]
-    old, new = lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept]
+    return _diff(lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept])
+
+
+def find_unused_parameters(source: str, line: int) -> str:
+    """Return the change by which DDP, made in `line`, looks for unused parameters; or nothing."""
+    made = [call for call in _calls(_tree(source), *_WRAPPERS) if call.lineno == line]
+    if len(made) != 1 or made[0].end_lineno != line or not made[0].args:
+        return ""
+    if {None, "find_unused_parameters"} & {keyword.arg for keyword in made[0].keywords}:
+        return ""
+    text = source.splitlines()[line - 1]
+    data, end = text.encode(), made[0].end_col_offset or 0
+    call = data[: end - 1].decode().rstrip().removesuffix(",")
+    return _diff([text], [f"{call}, find_unused_parameters=True){data[end:].decode()}"])
+
+
+def set_epoch(source: str, line: int) -> str:
+    """Return the change that calls `set_epoch` ahead of a loop over batches; or nothing.
+
+    `line` is that of the loop. The sampler is the only one there is, and the epoch is counted by
+    a loop around it.
+    """
+    tree = _tree(source)
+    made = [
+        (node, node.targets[0].id)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if last_name(getattr(node.value, "func", node)) == "DistributedSampler"
+    ]
+    loops = _around(tree, line, (ast.For, ast.While))
+    if len(made) != 1 or len(_calls(tree, "DistributedSampler")) != 1 or len(loops) < 2:
+        return ""
+    (assigned, sampler), (epochs, batches) = made[0], loops[-2:]
+    names = [_binds(node) for node in ast.walk(tree)]
+    own, outer, inner = (
+        _around(tree, at, _SCOPES) for at in (assigned.lineno, epochs.lineno, line)
+    )
+    match epochs:
+        case ast.For(target=ast.Name(id=epoch), iter=ast.Call(func=ast.Name(id="range"))):
+            seen = outer == inner and own in ([], inner) and batches.lineno == line
+            if seen and names.count(sampler) == names.count(epoch) == 1:
+                text = source.splitlines()[line - 1]
+                call = f"{text[: batches.col_offset]}{sampler}.set_epoch({epoch})"
+                return _diff([text], [call, text])
+    return ""
+
+
+def without_setting(source: str, variable: str) -> str:
+    """Return the change that leaves a variable of the environment as it was; or nothing.
+
+    Only where the code names it just once, to set it.
+    """
+    tree, lines = _tree(source), source.splitlines()
+    named = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == variable]
+    bodies = {
+        statement: (parent, body)
+        for parent in ast.walk(tree)
+        if isinstance(body := getattr(parent, "body", None), list)
+        for statement in body
+    }
+    for statement, (parent, body) in bodies.items():
+        match statement:
+            case ast.Assign(targets=[ast.Subscript(value=owner, slice=ast.Constant() as key)]):
+                if [key] == named and last_name(owner) == "environ":
+                    # An `if` around it alone goes with it.
+                    alone = len(body) == 1 and isinstance(parent, ast.If) and not parent.orelse
+                    gone = parent if alone and isinstance(parent, ast.If) else statement
+                    old = lines[gone.lineno - 1 : gone.end_lineno]
+                    whole = "\n".join(old).strip() == ast.get_source_segment(source, gone)
+                    if whole and gone in bodies and len(bodies[gone][1]) > 1:
+                        return _diff(old, [])
+    return ""
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _diff(old: list[str], new: list[str]) -> str:
     return "\n".join([*difflib.unified_diff(old, new, n=len(old), lineterm="")][3:])
+
+
+def _calls(tree: ast.Module, *names: str) -> list[ast.Call]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if last_name(call.func) in names]
+
+
+def _around(tree: ast.Module, line: int, kinds: tuple[type[ast.stmt], ...]) -> list[ast.stmt]:
+    """Return the statements of these kinds with a line in them, the outermost first."""
+    return [node for node in ast.walk(tree) if isinstance(node, kinds) and holds(node, line)]
 
 
 def _tree(source: str) -> ast.Module:
