@@ -76,8 +76,10 @@ def _with_wrapping(context: Context, finding: Finding) -> Finding:
     patch, texts = "", context.sources.texts
     known = not any(word in text for word in _NOT_TOLD for text in texts.values())
     if known and all(replica.could_find_unused for replica in replicas):
-        patch = find_unused_parameters(texts.get(place.file, ""), place.line)
-    return replace(finding, sides=sides, decides=Decision(place, "the model is wrapped here"), patch=patch)
+        patch = context.sources.changed(find_unused_parameters, place)
+    return replace(
+        finding, sides=sides, decides=Decision(place, "the model is wrapped here"), patch=patch
+    )
 
 
 def _moved(context: Context, finding: Finding) -> str:

@@ -69,6 +69,39 @@ def find_unused_parameters(source: str, line: int) -> str:
     return _diff([text], [f"{call}, find_unused_parameters=True){data[end:].decode()}"])
 
 
+def through_wrapper(source: str, line: int) -> str:
+    """Return the change that calls DDP in `line`, not the module inside; or nothing.
+
+    Only where no other line calls a module inside.
+    """
+    calls = [call.func for call in _calls(_tree(source), "module")]
+    if len(calls) != 1 or not isinstance(calls[0], ast.Attribute) or calls[0].lineno != line:
+        return ""
+    inside, text = calls[0], source.splitlines()[line - 1]
+    if not isinstance(inside.value, ast.Name) or inside.end_lineno != line:
+        return ""
+    data, begin, end = text.encode(), inside.value.end_col_offset or 0, inside.end_col_offset
+    return _diff([text], [(data[:begin] + data[end:]).decode()])
+
+
+def wait(source: str, line: int) -> str:
+    """Return the change that waits for a collective as soon as it is started; or nothing."""
+    match _around(_tree(source), line, (ast.Expr, ast.Assign)):
+        case [ast.Expr() | ast.Assign(targets=[ast.Name() | ast.Attribute()]) as started]:
+            call, text = started.value, source.splitlines()[line - 1]
+            given = {each.arg for each in getattr(call, "keywords", ())}
+            # Of a group that a rank is not in there is nothing to wait for.
+            if "async_op" not in given or given & {None, "group"}:
+                return ""
+            if text.strip() != ast.get_source_segment(source, started):
+                return ""
+            if isinstance(started, ast.Expr):
+                return _diff([text], [f"{text.rstrip()}.wait()"])
+            indent = text[: started.col_offset]
+            return _diff([text], [text, f"{indent}{ast.unparse(started.targets[0])}.wait()"])
+    return ""
+
+
 def set_epoch(source: str, line: int) -> str:
     """Return the change that calls `set_epoch` ahead of a loop over batches; or nothing.
 

@@ -344,16 +344,14 @@ def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
 
 def _same_epoch(seen: Compared[SamplerFacts]) -> Finding:
     ever = any(seen.by_rank[rank].epochs_set for rank in seen.culprits)
-    place, patch = seen.culprit.place, ""
-    if place is not None and not ever:
-        patch = set_epoch(seen.context.sources.texts.get(place.file, ""), place.line)
+    place = seen.culprit.place
     return catalogue.finding(
         "sampler-misuse.same-epoch" if ever else "sampler-misuse.no-epoch",
         seen.culprits,
         evidence=tuple(_epochs_shown(seen)),
         times=len(seen.culprit.epochs),
         site=place,
-        patch=patch,
+        patch="" if ever else seen.context.sources.changed(set_epoch, place),
     )
 
 
