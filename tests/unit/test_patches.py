@@ -133,6 +133,7 @@ def test_ddp_is_told_to_look_for_unused_parameters(line: str, changed: str) -> N
     ("line", "changed"),
     [
         ("é = net.module(x).sum()", "é = net(x).sum()"),
+        ("y = trainer.module(x)", ""),
         ("y = self.net.module(x)", ""),  # what self.net is may be another thing each time
         ("y = net.module(net.module(x))", ""),
         ("y = module(x)", ""),
@@ -140,7 +141,9 @@ def test_ddp_is_told_to_look_for_unused_parameters(line: str, changed: str) -> N
     ],
 )
 def test_ddp_is_called_in_place_of_the_module_inside(line: str, changed: str) -> None:
-    assert through_wrapper(f"import torch\n{line}\n", 2) == (f"-{line}\n+{changed}" * bool(changed))
+    assert through_wrapper(f"import torch\n{line}\n", 2, "net") == (
+        f"-{line}\n+{changed}" * bool(changed)
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import ast
 import difflib
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from ddp_notebook import syntax
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name, shallow
@@ -17,6 +18,9 @@ from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.diagnosis.source_code.sources import MAGIC
 
 _WRAPPERS = ("DDP", "DistributedDataParallel")
+_UNKNOWN = {None, "find_unused_parameters"}
+"""Arguments of DDP beside which nothing is added; None is ``**options``."""
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _PLACED = (ast.Expr, ast.Assign, ast.Return)
 """Statements that evaluate one expression, once."""
 _ODD = {
@@ -39,8 +43,8 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
         return ""
     first, last = test.lineno - 1, statement.lineno - 1
     text, above = lines[last], lines[first:last]
-    if text.strip() != ast.get_source_segment(source, statement):
-        return ""  # more in this line, or it goes on in the next
+    if _whole_lines(source, statement) != [text]:
+        return ""
     # A call alone moves as it stands, and so does one that gives its result to a name of the
     # branch's own.
     targets = {getattr(target, "id", "") for target in getattr(statement, "targets", ())}
@@ -59,9 +63,8 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
 def find_unused_parameters(source: str, line: int) -> str:
     """Return the change by which DDP, made in `line`, looks for unused parameters; or nothing."""
     made = [call for call in _calls(_tree(source), *_WRAPPERS) if call.lineno == line]
-    if len(made) != 1 or made[0].end_lineno != line or not made[0].args:
-        return ""
-    if {None, "find_unused_parameters"} & {keyword.arg for keyword in made[0].keywords}:
+    given = {keyword.arg for call in made for keyword in call.keywords}
+    if len(made) != 1 or made[0].end_lineno != line or not made[0].args or given & _UNKNOWN:
         return ""
     text = source.splitlines()[line - 1]
     data, end = text.encode(), made[0].end_col_offset or 0
@@ -69,36 +72,34 @@ def find_unused_parameters(source: str, line: int) -> str:
     return _diff([text], [f"{call}, find_unused_parameters=True){data[end:].decode()}"])
 
 
-def through_wrapper(source: str, line: int) -> str:
-    """Return the change that calls DDP in `line`, not the module inside; or nothing.
+def through_wrapper(source: str, line: int, name: str) -> str:
+    """Return the change that calls DDP, named `name`, and not the module inside; or nothing.
 
-    Only where no other line calls a module inside.
+    Only where no other line than `line` calls a module inside.
     """
-    calls = [call.func for call in _calls(_tree(source), "module")]
-    if len(calls) != 1 or not isinstance(calls[0], ast.Attribute) or calls[0].lineno != line:
-        return ""
-    inside, text = calls[0], source.splitlines()[line - 1]
-    if not isinstance(inside.value, ast.Name) or inside.end_lineno != line:
-        return ""
-    data, begin, end = text.encode(), inside.value.end_col_offset or 0, inside.end_col_offset
-    return _diff([text], [(data[:begin] + data[end:]).decode()])
+    match [call.func for call in _calls(_tree(source), "module")]:
+        case [ast.Attribute(value=ast.Name(id=owner)) as inside] if owner == name:
+            if inside.lineno == inside.end_lineno == line:
+                text = source.splitlines()[line - 1]
+                data, end = text.encode(), inside.end_col_offset or 0
+                whole = data[: inside.value.end_col_offset] + data[end:]
+                return _diff([text], [whole.decode()])
+    return ""
 
 
 def wait(source: str, line: int) -> str:
     """Return the change that waits for a collective as soon as it is started; or nothing."""
     match _around(_tree(source), line, (ast.Expr, ast.Assign)):
         case [ast.Expr() | ast.Assign(targets=[ast.Name() | ast.Attribute()]) as started]:
-            call, text = started.value, source.splitlines()[line - 1]
-            given = {each.arg for each in getattr(call, "keywords", ())}
+            given = {each.arg for each in getattr(started.value, "keywords", ())}
+            text, *others = _whole_lines(source, started) or ("", "")
             # Of a group that a rank is not in there is nothing to wait for.
-            if "async_op" not in given or given & {None, "group"}:
-                return ""
-            if text.strip() != ast.get_source_segment(source, started):
+            if others or "async_op" not in given or given & {None, "group"}:
                 return ""
             if isinstance(started, ast.Expr):
-                return _diff([text], [f"{text.rstrip()}.wait()"])
-            indent = text[: started.col_offset]
-            return _diff([text], [text, f"{indent}{ast.unparse(started.targets[0])}.wait()"])
+                return _diff([text], [f"{text}.wait()"])
+            handle = f"{text[: started.col_offset]}{ast.unparse(started.targets[0])}"
+            return _diff([text], [text, f"{handle}.wait()"])
     return ""
 
 
@@ -109,27 +110,19 @@ def set_epoch(source: str, line: int) -> str:
     a loop around it.
     """
     tree = _tree(source)
-    made = [
-        (node, node.targets[0].id)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        if last_name(getattr(node.value, "func", node)) == "DistributedSampler"
-    ]
-    loops = _around(tree, line, (ast.For, ast.While))
-    if len(made) != 1 or len(_calls(tree, "DistributedSampler")) != 1 or len(loops) < 2:
-        return ""
-    (assigned, sampler), (epochs, batches) = made[0], loops[-2:]
     names = [_binds(node) for node in ast.walk(tree)]
-    own, outer, inner = (
-        _around(tree, at, _SCOPES) for at in (assigned.lineno, epochs.lineno, line)
-    )
-    match epochs:
-        case ast.For(target=ast.Name(id=epoch), iter=ast.Call(func=ast.Name(id="range"))):
-            seen = outer == inner and own in ([], inner) and batches.lineno == line
-            if seen and names.count(sampler) == names.count(epoch) == 1:
+    loops = _around(tree, line, (ast.For, ast.While))[-2:]
+    made = [node for node in ast.walk(tree) if _value_calls(node, "DistributedSampler")]
+    match made + loops if source.count("DistributedSampler(") == 1 else []:
+        case [
+            ast.Assign(targets=[ast.Name(id=sampler)]),
+            ast.For(target=ast.Name(id=epoch), iter=ast.Call(func=ast.Name(id="range"))),
+            ast.For(lineno=first, col_offset=column),
+        ] if first == line and names.count(sampler) == names.count(epoch) == 1:
+            own, around, within = (_around(tree, each.lineno, _SCOPES) for each in made + loops)
+            if around == within and own in ([], within):
                 text = source.splitlines()[line - 1]
-                call = f"{text[: batches.col_offset]}{sampler}.set_epoch({epoch})"
-                return _diff([text], [call, text])
+                return _diff([text], [f"{text[:column]}{sampler}.set_epoch({epoch})", text])
     return ""
 
 
@@ -138,33 +131,26 @@ def without_setting(source: str, variable: str) -> str:
 
     Only where the code names it just once, to set it.
     """
-    tree, lines = _tree(source), source.splitlines()
-    named = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == variable]
-    bodies = {
-        statement: (parent, body)
-        for parent in ast.walk(tree)
-        if isinstance(body := getattr(parent, "body", None), list)
-        for statement in body
-    }
-    for statement, (parent, body) in bodies.items():
+    bodies = (getattr(node, "body", None) for node in ast.walk(_tree(source)))
+    several = (body for body in bodies if isinstance(body, list) and len(body) > 1)
+    for statement in itertools.chain.from_iterable(several):
         match statement:
-            case ast.Assign(targets=[ast.Subscript(value=owner, slice=ast.Constant() as key)]):
-                if [key] == named and last_name(owner) == "environ":
-                    # An `if` around it alone goes with it.
-                    alone = len(body) == 1 and isinstance(parent, ast.If) and not parent.orelse
-                    gone = parent if alone and isinstance(parent, ast.If) else statement
-                    old = lines[gone.lineno - 1 : gone.end_lineno]
-                    whole = "\n".join(old).strip() == ast.get_source_segment(source, gone)
-                    if whole and gone in bodies and len(bodies[gone][1]) > 1:
-                        return _diff(old, [])
+            case ast.If(body=[ast.Assign() as held], orelse=[]) | (ast.Assign() as held):
+                sets = ast.unparse(held.targets[0]).endswith(f"environ[{variable!r}]")
+                if sets and source.count(variable) == 1:
+                    return _diff(_whole_lines(source, statement), [])
     return ""
-
-
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _diff(old: list[str], new: list[str]) -> str:
     return "\n".join([*difflib.unified_diff(old, new, n=len(old), lineterm="")][3:])
+
+
+def _whole_lines(source: str, statement: ast.stmt) -> list[str]:
+    """Return the lines of a statement; none if they have more than that."""
+    lines = source.splitlines()[statement.lineno - 1 : statement.end_lineno]
+    whole = ast.get_source_segment(source, statement)
+    return lines if "\n".join(lines).lstrip() == whole else []
 
 
 def _calls(tree: ast.Module, *names: str) -> list[ast.Call]:
@@ -172,7 +158,11 @@ def _calls(tree: ast.Module, *names: str) -> list[ast.Call]:
     return [call for call in calls if last_name(call.func) in names]
 
 
-def _around(tree: ast.Module, line: int, kinds: tuple[type[ast.stmt], ...]) -> list[ast.stmt]:
+def _value_calls(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Assign) and last_name(getattr(node.value, "func", node)) == name
+
+
+def _around(tree: ast.Module, line: int, kinds: tuple[type[ast.stmt], ...]) -> list[Any]:
     """Return the statements of these kinds with a line in them, the outermost first."""
     return [node for node in ast.walk(tree) if isinstance(node, kinds) and holds(node, line)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 
 from ddp_notebook.diagnosis import catalogue
@@ -169,7 +170,9 @@ def _stepped_at(seen: _Replicas) -> Place | None:
             ),
             name=_name(seen),
             site=_place(seen, "bypass_place"),
-            patch=seen.context.sources.changed(through_wrapper, _place(seen, "bypass_place")),
+            patch=seen.context.sources.changed(
+                partial(through_wrapper, name=_name(seen)), _place(seen, "bypass_place")
+            ),
         ),
         is_wrong=_bypassed,
         whose=those_that_have,
