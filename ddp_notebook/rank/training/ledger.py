@@ -139,6 +139,8 @@ class StepLedger:
         is_known = known is not None and known.tensor() is tensor
         if is_known or not tensor.requires_grad or id(tensor) in self._flat:
             return
+        if known is not None:  # one that is gone keeps its record, under a number no object has
+            self._watched[-len(self._watched) - 1] = known
         cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
         if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
             most = f"{_MOST_PARAMETERS:,}"
