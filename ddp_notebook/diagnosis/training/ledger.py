@@ -134,7 +134,9 @@ def _used(by: _By, factors: list[float]) -> _Fact:
     # Shards differ as they should, but not in how they come of the ranks' own.
     sharded = any(each.sharded for each in by.values())
     apart = len(set(origins.values() if sharded else digests.values())) > 1
-    mixed = 2 * said.startswith(("sum", _UNLIKE))
+    # What is split by a plan has partial sums, which the user may average over other ranks.
+    split = any(each.within == "DTensor" for each in by.values())
+    mixed = 2 * (said.startswith(("sum", _UNLIKE)) and not split)
     return said, 5 if apart or "not averaged" in said else mixed
 
 
