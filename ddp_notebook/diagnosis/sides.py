@@ -6,6 +6,7 @@ it is answered here, from records, stacks and tracebacks; only what a rule has s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -32,7 +33,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.fold import MISMATCH
 
-_NOT_TOLD = ("checkpoint", ".module", "static_graph")
+_NOT_TOLD = re.compile(r"checkpoint|\.module\b|static_graph")
 _MOST_GROUPS = 4
 _MOST_OF_ERROR = 60
 """How much of an error stands beside the line that raised it."""
@@ -53,19 +54,16 @@ def with_sides(context: Context, finding: Finding) -> Finding:
         who = "every rank" if everyone else name_ranks(finding.ranks)
         decides = replace(decides, label=f"on {who}")
     found = replace(finding, sides=_from_their_parting(sides), decides=decides)
-    if finding.category is Category.UNUSED_PARAMS:
-        found = _with_wrapping(context, found)
+    found = _with_wrapping(context, found)
     found = replace(found, patch=found.patch or _moved(context, found))
     return found.with_code(context.sources.texts)
 
 
 def _with_wrapping(context: Context, finding: Finding) -> Finding:
-    """Return the finding with the line that makes DDP, and its change where that is certain."""
-    reported = (report.parts.replicas for report in context.case.ranks)
-    facts = (each.replicas for each in context.facts.values())
-    replicas = [replica for each in (*reported, *facts) for replica in each]
+    """Return that of unused parameters with the line that makes DDP, and its change if certain."""
+    replicas = context.replicas
     made = {replica.place for replica in replicas if replica.place is not None}
-    if len(made) != 1:
+    if finding.category is not Category.UNUSED_PARAMS or len(made) != 1:
         return finding
     (place,), sides = made, finding.sides
     if finding.decides is not None:
@@ -73,9 +71,8 @@ def _with_wrapping(context: Context, finding: Finding) -> Finding:
         sides = (*sides, _at(finding.ranks, at, words))
     # Wrong where parameters get gradients of which DDP's forward does not tell: in checkpoints, or
     # by a use past DDP. And `static_graph` does not go with it.
-    patch, texts = "", context.sources.texts
-    known = not any(word in text for word in _NOT_TOLD for text in texts.values())
-    if known and all(replica.could_find_unused for replica in replicas):
+    patch, told = "", not _NOT_TOLD.search("\n".join(context.sources.texts.values()))
+    if told and all(replica.could_find_unused for replica in replicas):
         patch = context.sources.changed(find_unused_parameters, place)
     return replace(
         finding, sides=sides, decides=Decision(place, "the model is wrapped here"), patch=patch

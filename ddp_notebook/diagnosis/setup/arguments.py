@@ -163,7 +163,7 @@ def differing_values(context: Context) -> Iterator[Finding]:
 def _differing(
     name: str, values: Mapping[int, str], context: Context, reports: Iterable[RankReport]
 ) -> Finding:
-    case, patch = context.case, ""
+    case = context.case
     # What the launcher gave is right, however few still have it: another value was set by the code.
     # Else most ranks are; and in a tie who hosts the store, since the others must come to where
     # that is.
@@ -185,10 +185,6 @@ def _differing(
         facts["for_all"] = shown
     else:
         facts["correct"] = _setting(name, right)
-    # The launcher's own value, where that is all that the code changes.
-    texts = [text for text in context.sources.texts.values() if name in text]
-    if expected and len(texts) == 1 and all(e.arguments.method == "env" for e in reports):
-        patch = without_setting(texts[0], name)
     return catalogue.finding(
         "env-mismatch.differs",
         culprits,
@@ -196,9 +192,17 @@ def _differing(
         evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         majority=who,
         right=right,
-        patch=patch,
+        patch=_left_as_launched(context, name, reports),
         **facts,
     )
+
+
+def _left_as_launched(context: Context, name: str, reports: Iterable[RankReport]) -> str:
+    """Return the change by which all ranks have what the launcher gave them, if that is certain."""
+    texts = [text for text in context.sources.texts.values() if name in text]
+    by_environment = all(report.arguments.method == "env" for report in reports)
+    given = context.case.told.get(name) and by_environment and len(texts) == 1
+    return without_setting(texts[0], name) if given else ""
 
 
 def _setting(name: str, value: str) -> str:

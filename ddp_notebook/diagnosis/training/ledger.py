@@ -8,7 +8,7 @@ ranks' own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from operator import mul
 from typing import Any
@@ -45,20 +45,23 @@ def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> 
         rows.append(model.LedgerRow(tuple(dict.fromkeys(alike[told])), said, _weight(told) > 1))
     notes = model.by_value({rank: each.notes for rank, each in of.items()})
     said_too = tuple(f"{model.name_ranks(ranks)}: {note}" for ranks, each in notes for note in each)
-    newest = max((each.steps for by in found.values() for each in by.values()), default=0)
-    count = sum(len(row.parameters) for row in rows)
-    looks = sum(len(row.parameters) for row in rows if row.marked)
-    found_in = f"{model.counted(count, 'parameter')}, {looks or 'none'} worth a look"
-    title = f"{_steps(newest, asked)} on {model.name_ranks(of)}: {found_in}"
+    title = f"{_step(found.values(), asked)} on {model.name_ranks(of)}: {_counted(rows)}"
     return model.Ledger(title, tuple(rows), said_too)
 
 
-def _steps(newest: int, asked: int) -> str:
+def _step(found: Iterable[_By], asked: int) -> str:
+    newest = max((each.steps for by in found for each in by.values()), default=0)
     if not newest:
         return "No optimizer made a step"
     none = f" (there is no step {asked})" if asked < model.LAST_STEP else ""
     last = f"The last step of each optimizer{none}"
     return f"Step {asked} of each optimizer" if asked <= newest else last
+
+
+def _counted(rows: Iterable[model.LedgerRow]) -> str:
+    count = sum(len(row.parameters) for row in rows)
+    looks = sum(len(row.parameters) for row in rows if row.marked)
+    return f"{model.counted(count, 'parameter')}, {looks or 'none'} worth a look"
 
 
 def _weight(told: tuple[_Fact, ...]) -> int:
@@ -121,23 +124,29 @@ def _across(by: _By) -> _Fact:
 
 
 def _used(by: _By, factors: list[float]) -> _Fact:
+    if unusual := _not_a_mix(by):
+        return unusual
+    origins = {rank: text for rank in by if (text := _origin(rank, by, factors))}
+    said = _said(origins) or "not read"
+    # Shards differ as they should, but not in how they come of the ranks' own.
+    sharded = any(each.sharded for each in by.values())
+    apart = len(set(origins.values() if sharded else [e.used_digest for e in by.values()])) > 1
+    # What is split by a plan has partial sums, which the user may average over other ranks.
+    split = next(iter(by.values())).within == "DTensor"
+    mixed = 2 * (said.startswith(("sum", _UNLIKE)) and not split)
+    return said, 5 if apart or "not averaged" in said else mixed
+
+
+def _not_a_mix(by: _By) -> _Fact | None:
+    """Describe gradients whose values need no comparison; None for all others."""
     digests = {rank: each.used_digest for rank, each in by.items()}
     bad = [rank for rank, each in digests.items() if each is not None and not each.finite]
     if not any(digests.values()):
         return "none", 3 * any(each.own and each.steps for each in by.values())
     if bad:
         return f"NaN or infinite on {model.name_ranks(bad)}", 5
-    if len({each.steps for each in by.values()}) > 1:
-        return "ranks are at different steps", 5
-    origins = {rank: text for rank in by if (text := _origin(rank, by, factors))}
-    said = _said(origins) or "not read"
-    # Shards differ as they should, but not in how they come of the ranks' own.
-    sharded = any(each.sharded for each in by.values())
-    apart = len(set(origins.values() if sharded else digests.values())) > 1
-    # What is split by a plan has partial sums, which the user may average over other ranks.
-    split = any(each.within == "DTensor" for each in by.values())
-    mixed = 2 * (said.startswith(("sum", _UNLIKE)) and not split)
-    return said, 5 if apart or "not averaged" in said else mixed
+    differ = len({each.steps for each in by.values()}) > 1
+    return ("ranks are at different steps", 5) if differ else None
 
 
 def _origin(rank: int, by: _By, factors: list[float]) -> str:
@@ -168,10 +177,10 @@ def _fitted(
 ) -> str:
     """Name what `target` is a multiple of; a factor that is none of `factors` is put there."""
     count, own = len(columns), columns[rank]
-    equal = len(set(map(tuple, columns.values()))) == 1 < count
-    alone = ", equal on all ranks" if equal else ", not averaged" * (count > 1)
+    differ = len(set(map(tuple, columns.values()))) > 1
+    alone = ", not averaged" if differ else ", equal on all ranks" * (count > 1)
     mixes = [("own gradient", own, alone)]
-    if count > 1 and not equal:
+    if differ:
         mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
         mixes.insert(0, (f"mean of {count} ranks", mean, ""))
     # Of a few values some factor makes nearly anything of anything. And whole ones come first:

@@ -136,11 +136,13 @@ class StepLedger:
 
     def _watch(self, model: str, name: str, tensor: torch.Tensor, param: Any = None) -> None:
         known = self._watched.get(id(tensor))
-        is_known = known is not None and known.tensor() is tensor
-        if is_known or not tensor.requires_grad or id(tensor) in self._flat:
-            return
-        if known is not None:  # one that is gone keeps its record, under a number no object has
-            self._watched[-len(self._watched) - 1] = known
+        if known is not None and known.tensor() is not tensor:
+            # It is gone, and keeps its record under a number that no object has.
+            self._watched[-len(self._watched) - 1] = self._watched.pop(id(tensor))
+        if tensor.requires_grad and not {id(tensor)} & {*self._watched, *self._flat}:
+            self._watch_new(model, name, tensor, param)
+
+    def _watch_new(self, model: str, name: str, tensor: torch.Tensor, param: Any) -> None:
         cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
         if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
             most = f"{_MOST_PARAMETERS:,}"
