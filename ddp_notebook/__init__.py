@@ -12,7 +12,8 @@ do not know each other (checked by import-linter, see pyproject.toml):
     session                          everything a user can do, without a notebook
     jobs                             jobs that no notebook started
     cluster | archive | autoload     ipyparallel, known here only; saved runs; torch's hook
-    rank | diagnosis | views         what runs on a rank; the rules; text, HTML and plots
+    rank | views                     what runs on a rank; text, HTML and plots
+    diagnosis                        the rules, and the words of what they find
     launch                           starts processes
     bench | faults                   pure: plans and statistics; the fault lab
     errors | files | syntax          wrong calls; files of others, with care; source as a tree

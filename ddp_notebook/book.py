@@ -27,6 +27,8 @@ _LATER = {"changelog": "CHANGELOG.md", "benchmarks": "tests/benchmarks/RESULTS.m
 """Pages that a checkout has, and an installed package beside its notebooks."""
 _PROGRAMS = (("broken", "A program with it", "python"), ("fixed", "The change", "diff"))
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
+_CATEGORY = re.compile(rf"\[({'|'.join(Category)})\](?=</)")
+"""A category in the HTML of a finding."""
 
 
 def add(commands: Any, notebooks: Callable[[], Path]) -> None:
@@ -70,6 +72,10 @@ def write_sources(folder: Path, notebooks: Path) -> None:
     later = shutil.ignore_patterns(*(Path(source).name for source in _LATER.values()))
     shutil.copytree(notebooks / "book", folder, dirs_exist_ok=True, ignore=later)
     shutil.copytree(notebooks, folder / "course", ignore=shutil.ignore_patterns("book", ".*"))
+    for notebook in (folder / "course").glob("*.ipynb"):
+        text = notebook.read_text(encoding="utf-8")
+        linked = _CATEGORY.sub(r"<a href='../errors/\1.html'>[\1]</a>", text)
+        notebook.write_text(linked, encoding="utf-8")
     reference = folder / "course" / "REFERENCE.md"
     text = _ANCHOR.sub(r"(\1)=", reference.read_text(encoding="utf-8"))
     reference.write_text(text, encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,19 @@ from ddp_notebook.session import Session
 
 FOUND_WITHIN_S = 12.0
 """On a quiet machine most are found after two; some programs take seconds themselves."""
+
+
+_VALUE = "a value of the user's own is wrong: only what came of it can be known"
+UNNAMED = {
+    Category.EXCEPTION: _VALUE,
+    Category.EXCEPTION_ON_ONE_RANK: _VALUE,
+    Category.OOM_ON_ONE_RANK: _VALUE,
+    Category.PARAM_MISMATCH: _VALUE,
+    Category.RANK_DIED: _VALUE,
+}
+"""Categories whose fix names nothing that the page's change does, and why."""
+_COMMON = {*keyword.kwlist, "rank", "dist", "torch", "first", "the", "of", "to", "an", "no"}
+"""Words that say nothing: Python's, those of every program, and those of English."""
 
 
 def shown(how: str) -> list[Category]:
@@ -33,10 +48,20 @@ def programs(category: Category) -> tuple[str, str]:
 
 
 def check(session: Session, category: Category, folder: Path) -> None:
-    """Run both on the ranks of a session, which are free before and after."""
+    """Run both on the ranks of a session, which are free before and after.
+
+    What the finding says of a fix names what the change of the page adds or takes away.
+    """
     broken, corrected = _found(session, category, folder)
     assert broken and broken[0].category is category, broken
     assert not corrected
+    changed = [line[1:] for line in page(category)["fixed"].splitlines() if line[:1] in ("+", "-")]
+    named = _words(" ".join(line.partition("#")[0] for line in changed)) & _words(broken[0].remedy)
+    assert bool(named) is (category not in UNNAMED), (broken[0].remedy, changed)
+
+
+def _words(text: str) -> set[str]:
+    return {*re.findall(r"[A-Za-z_]\w+", text)} - _COMMON
 
 
 def _found(session: Session, category: Category, folder: Path) -> Iterator[tuple[Finding, ...]]:

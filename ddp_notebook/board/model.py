@@ -129,6 +129,7 @@ def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
                 "ranks": format_ranks(finding.ranks),
                 "waiting": waiting_words(finding, diagnosis),
                 "remedy": "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS],
+                "patch": preformatted(finding.patch) if finding.patch else [],
                 "magics": list(map(_line, finding.commands)),
                 "evidence": evidence,
                 "columns": list(map(_column, columns(finding, before=0)[:MOST_COLUMNS])),

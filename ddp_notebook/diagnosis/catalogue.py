@@ -130,13 +130,15 @@ def finding(
     sides: tuple[Side, ...] = (),
     site: Place | None = None,
     decides: Decision | None = None,
+    patch: str = "",
     **facts: object,
 ) -> Finding:
     """Make a finding in the words of a kind: its category and its name, ``straggler.stopped``.
 
     `ranks` and `waiting` are facts of the templates, too. The place `site` is the line that is
     shown, if no line is known that decides. The magics that the fix has in backticks are the
-    commands of the finding, as far as they can be run as they stand.
+    commands of the finding, as far as they can be run as they stand. `patch` is the change that
+    corrects the user's code, if that is certain.
     """
     facts |= {"ranks": ranks, "waiting": tuple(rank for rank in waiting if rank not in ranks)}
     title, fix = words(f"{kind}.title", **facts), words(f"{kind}.fix", **facts)
@@ -152,6 +154,7 @@ def finding(
         sides,
         titled=True,
         decides=decides or line_of(site),
+        patch=patch,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 
 from ddp_notebook.diagnosis.collectives import describe
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, align_all
@@ -20,6 +20,7 @@ from ddp_notebook.model import (
     Collectives,
     RankReport,
     Ranks,
+    ReplicaCounts,
     RunFacts,
     by_value,
     name_ranks,
@@ -69,6 +70,14 @@ class Context:
             )
             meetings += parts if whole else [call]
         return tuple(meetings)
+
+    # -- training ------------------------------------------------------------------------
+
+    @cached_property
+    def replicas(self) -> tuple[ReplicaCounts, ...]:
+        """What is known of all ranks' DDP objects, during a run or after it."""
+        reported = (report.parts.replicas for report in self.case.ranks)
+        return (*chain(*reported), *chain(*(each.replicas for each in self.facts.values())))
 
     # -- collectives ---------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ it is answered here, from records, stacks and tracebacks; only what a rule has s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -14,7 +15,7 @@ from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import raised_words
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.diagnosis.source_code.patch import hoist
+from ddp_notebook.diagnosis.source_code.patch import find_unused_parameters, hoist
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -32,6 +33,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.fold import MISMATCH
 
+_NOT_TOLD = re.compile(r"checkpoint|\.module\b|static_graph")
 _MOST_GROUPS = 4
 _MOST_OF_ERROR = 60
 """How much of an error stands beside the line that raised it."""
@@ -52,10 +54,32 @@ def with_sides(context: Context, finding: Finding) -> Finding:
         who = "every rank" if everyone else name_ranks(finding.ranks)
         decides = replace(decides, label=f"on {who}")
     found = replace(finding, sides=_from_their_parting(sides), decides=decides)
-    return replace(found.with_code(context.sources.texts), patch=_patch(context, found))
+    found = _with_wrapping(context, found)
+    found = replace(found, patch=found.patch or _moved(context, found))
+    return found.with_code(context.sources.texts)
 
 
-def _patch(context: Context, finding: Finding) -> str:
+def _with_wrapping(context: Context, finding: Finding) -> Finding:
+    """Return that of unused parameters with the line that makes DDP, and its change if certain."""
+    replicas = context.replicas
+    made = {replica.place for replica in replicas if replica.place is not None}
+    if finding.category is not Category.UNUSED_PARAMS or len(made) != 1:
+        return finding
+    (place,), sides = made, finding.sides
+    if finding.decides is not None:
+        words, at = "used unaveraged gradients", (finding.decides.place,)
+        sides = (*sides, _at(finding.ranks, at, words))
+    # Wrong where parameters get gradients of which DDP's forward does not tell: in checkpoints, or
+    # by a use past DDP. And `static_graph` does not go with it.
+    patch, told = "", not _NOT_TOLD.search("\n".join(context.sources.texts.values()))
+    if told and all(replica.could_find_unused for replica in replicas):
+        patch = context.sources.changed(find_unused_parameters, place)
+    return replace(
+        finding, sides=sides, decides=Decision(place, "the model is wrapped here"), patch=patch
+    )
+
+
+def _moved(context: Context, finding: Finding) -> str:
     """Return the change that moves a call out of the test that decides who makes it, if certain."""
     test = finding.decides.place if finding.decides is not None else None
     if finding.category is not Category.CONDITIONAL_COLLECTIVE or test is None:

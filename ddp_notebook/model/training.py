@@ -111,6 +111,11 @@ class ReplicaCounts:
     """Class of the module inside."""
     name: str = ""
     """The user's variable; "" without one."""
+    place: Place | None = None
+    """Where it was made."""
+    could_find_unused: bool = False
+    """DDP sees in a forward which parameters the backward will reach: the forward gives one tensor,
+    a backward comes before the next, and no parameter came in another's place."""
     forwards: int = 0
     """Through the wrapper, with gradients."""
     no_sync_forwards: int = 0

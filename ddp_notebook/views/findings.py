@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Protocol, TypeVar
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.model import (
     HAS_FAILED,
     Category,
@@ -293,7 +294,7 @@ def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
     if remedy.startswith("%"):  # to be typed as it is
         fix = box(FIX, remedy, "")
     rows = (
-        f'<div style="{_ROW}">{fix}{_patch(finding)}</div>' if remedy else "",
+        f'<div style="{_ROW}">{fix}{_change(finding.patch)}</div>' if remedy else "",
         f'<div style="{_ROW}; {markup.MUTED}">{markup.prose(following)}</div>' if following else "",
         _evidence(finding.evidence),
     )
@@ -301,22 +302,36 @@ def _finding(finding: Finding, d: Diagnosis, explain: str = "") -> str:
         f'<div style="{_CARD}; border-left: 4px solid rgb({colour})">'
         f'<div style="padding: 8px 12px 6px 2.2em; text-indent: -1.3em; {markup.BREAKABLE}">'
         f'<span style="{_SYMBOL}; text-indent: 0; color: rgb({colour})">{sign}</span>{busy}'
-        f'<span style="font-weight: {weight}">{markup.prose(sentence(finding))}</span> '
-        f'<span style="{markup.MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
-        f"{finding_code.html(finding)}{''.join(rows)}</div>"
+        f'<span style="font-weight: {weight}">{markup.prose(sentence(finding))}</span></div>'
+        f"{_page(finding.category)}{finding_code.html(finding)}{''.join(rows)}</div>"
     )
 
 
-def _patch(finding: Finding) -> str:
-    """Return the change of the user's code: what goes and what comes, coloured."""
-    if not finding.patch:
+def _page(category: Category) -> str:
+    """Return the category, which unfolds its page: no address could lead there from a notebook."""
+    page = catalogue.entry(category)["page"]
+    told = (("Cause", page["means"]), ("How it is found", page["found"]), ("Fix", page["fix"]))
+    lines = (f'<div style="{_ROW}"><b>{key}</b> {markup.prose(text)}</div>' for key, text in told)
+    program = escape(page["broken"].strip(), quote=False)
+    return (
+        f'<details style="padding: 0 12px 6px 2.2em"><summary style="{_SUMMARY}; {markup.MUTED}">'
+        f"[{category.value}]</summary>{''.join(lines)}"
+        f'<div style="{_ROW}"><b>A program with it, and the change</b>'
+        f'<div style="{_CHANGE}">{program}</div>{_change(page["fixed"].strip(chr(10)))}</div>'
+        "</details>"
+    )
+
+
+def _change(diff: str) -> str:
+    """Return a change of code: what goes and what comes, coloured; empty without one."""
+    if not diff:
         return ""
     colours = {"+": markup.OK, "-": markup.BAD}
     lines = (
         f'<div style="background: rgba({colours[line[0]]}, 0.15)">{escape(line)}</div>'
         if line[:1] in colours
         else f"<div>{escape(line)}</div>"
-        for line in preformatted(finding.patch)
+        for line in preformatted(diff)
     )
     return f'<div style="{_CHANGE}">{"".join(lines)}</div>'
 

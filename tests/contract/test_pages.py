@@ -7,7 +7,6 @@ from pathlib import Path
 import page_programs
 import pytest
 
-from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.faults import FAULTS
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
@@ -20,15 +19,6 @@ def test_a_cell_is_found_and_runs_once_it_is_changed_as_its_page_says(
     ranks3: Session, category: Category, tmp_path: Path
 ) -> None:
     page_programs.check(ranks3, category, tmp_path)
-
-
-def test_a_cell_runs_once_it_is_changed_as_its_finding_shows(ranks3: Session) -> None:
-    cell, _ = page_programs.programs(Category.CONDITIONAL_COLLECTIVE)
-    ranks3.run_cell(cell)
-    shown = ranks3.why().findings[0].patch
-    ranks3.abort()
-    result = ranks3.run_cell(catalogue.corrected(cell, shown))
-    assert result.error is None and result.diagnosis is None, shown
 
 
 def test_all_other_pages_are_scripts_or_faults_of_the_lab_or_say_why_they_are_not_run() -> None:

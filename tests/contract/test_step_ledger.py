@@ -193,6 +193,25 @@ for i in range(4):
     assert {fact(row, "optimizer_used") for row in ledger.rows} == {"mean of 2 ranks"}
 
 
+def test_a_model_that_is_gone_by_the_end_is_shown_too(ranks2: Session) -> None:
+    ledger = run(
+        ranks2,
+        """
+def first():
+    teacher = DDP(nn.Linear(4, 1))
+    opt = torch.optim.SGD(teacher.parameters(), lr=0.1)
+    loss_of(teacher).backward()
+    opt.step()
+first()
+"""
+        + PLAIN
+        + STEPS,
+    )
+    assert not any(row.marked for row in ledger.rows), ledger
+    assert sum(len(row.parameters) for row in ledger.rows) == 6
+    assert row_of(ledger, "teacher.weight") and row_of(ledger, "net.0.weight")
+
+
 def test_a_parameter_outside_ddp_stands_first(ranks2: Session) -> None:
     ledger = run(
         ranks2,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -32,6 +35,30 @@ def test_each_category_has_its_page_and_each_notebook_is_in_it(book: Path) -> No
     start = (book / "index.html").read_text()
     for page in ("hang-now", "silent", "glossary", "findings", "how/own-script", "changelog"):
         assert f'href="{page}.html"' in start and (book / f"{page}.html").exists()
+
+
+def test_a_category_in_a_finding_of_a_notebook_leads_to_its_page(book: Path) -> None:
+    courses = [page.read_text() for page in (book / "course").glob("*.html")]
+    found = {link for page in courses for link in re.findall(r"'\.\./errors/([\w-]+)\.html'", page)}
+    assert "conditional-collective" in found and found <= set(Category)
+    assert not any(re.search(rf"\[({'|'.join(Category)})\]</s", page) for page in courses)
+
+
+HOSTS = {"docs.pytorch.org", "pytorch.org", "semver.org", "github.com"}
+"""Where links of the book lead, github.com to its theme alone."""
+
+
+def test_links_that_leave_the_book_are_well_formed(book: Path) -> None:
+    """Their form alone: that they can be reached is left to a check with a network."""
+    pages = [page.read_text() for page in book.rglob("*.html")]
+    links = {link for page in pages for link in re.findall(r"""href=["'](\w+:[^"']*)""", page)}
+    assert len(links) > 8
+    for link in links:
+        parts = urlsplit(link)
+        assert parts.scheme == "https" and parts.netloc in HOSTS, link
+        assert not re.search(r"[\s<>`…]|[.,;:)]$|//", link.removeprefix("https://")), link
+        if parts.fragment.startswith("torch."):  # torch's pages name what they are about
+            assert pydoc.locate(parts.fragment) is not None, link
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

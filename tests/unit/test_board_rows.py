@@ -231,9 +231,11 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
         "Bring it back: %ddp_restart --ranks 1, or see %ddp_why.",
         evidence=tuple(f"fact {n}" for n in range(100)),
         commands=("%ddp_restart --ranks 1", "%ddp_why"),
+        patch="-a\x1b[31m\n+    b",
     )
     (made,) = model.findings_json(Diagnosis((finding,), None, 2))
     assert made["magics"] == ["%ddp_restart --ranks 1", "%ddp_why"]
+    assert made["patch"] == ["-a", "+    b"]
     assert made["sentence"] == "Rank 1: died <script>alert(1)</script> red"
     assert len(made["evidence"]) == model.MOST_EVIDENCE
     assert model.findings_json(None) == []

@@ -25,7 +25,7 @@ KINDS = [
 ]
 _KEY = re.compile(r"[a-z-]+(\.[a-z-]+){1,2}")
 REMARKS = [("remarks", kind) for kind in catalogue.entry("remarks")["kinds"]]
-OF_FINDINGS = {"waiting", "evidence", "passing", "sides", "site", "decides"}
+OF_FINDINGS = {"waiting", "evidence", "passing", "sides", "patch", "site", "decides"}
 GIVEN = {"ranks", "waiting"}
 """The facts that each title and fix can name."""
 """What a finding can be given besides its facts."""

@@ -91,6 +91,13 @@ def test_a_rank_that_uses_its_own_gradient_is_marked(factor: float) -> None:
     assert shown.marked
 
 
+def test_partial_sums_of_a_tensor_that_a_plan_splits_are_not_marked() -> None:
+    of = (record(own, times(3, MEAN), within="DTensor", sharded=True) for own in OWN)
+    shown = row(*of)
+    assert shown.facts["optimizer_used"] == "sum of 3 ranks"
+    assert not shown.marked
+
+
 def test_one_rank_that_uses_its_own_gradient_is_named() -> None:
     shown = row(record(OWN[0], MEAN), record(OWN[1], OWN[1]), record(OWN[2], MEAN))
     used = shown.facts["optimizer_used"]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.diagnosis import catalogue
-from ddp_notebook.diagnosis.source_code.patch import hoist
+from ddp_notebook.diagnosis.source_code.patch import (
+    find_unused_parameters,
+    hoist,
+    set_epoch,
+    through_wrapper,
+    wait,
+    without_setting,
+)
 
 MOVED = {
     "a call in an expression": (
@@ -97,3 +104,116 @@ def test_what_follows_an_if_that_is_passed_over_is_not_moved() -> None:
     assert hoist(source, 4, 3, "validate") == ""
     assert hoist(source, 4, 1, "validate") == ""
     assert hoist("x = 1\n", 1, 1, "validate") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("model = DDP(Two())", "model = DDP(Two(), find_unused_parameters=True)"),
+        (
+            "m = nn.parallel.DistributedDataParallel(net, device_ids=ids, )  # ü",
+            "m = nn.parallel.DistributedDataParallel(net, device_ids=ids, "
+            "find_unused_parameters=True)  # ü",
+        ),
+        ("é = [DDP(a)]", "é = [DDP(a, find_unused_parameters=True)]"),
+        ("model = DDP(Two(), find_unused_parameters=False)", ""),
+        ("model = DDP(Two(), **options)", ""),
+        ("model = DDP(a), DDP(b)", ""),
+        ("model = wrap(Two())", ""),
+        ("model = DDP(", ""),
+        ("model = DDP(a,\n    static)", ""),
+    ],
+)
+def test_ddp_is_told_to_look_for_unused_parameters(line: str, changed: str) -> None:
+    expected = f"-{line}\n+{changed}" if changed else ""
+    assert find_unused_parameters(f"import torch\n{line}\n", 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("é = net.module(x).sum()", "é = net(x).sum()"),
+        ("y = trainer.module(x)", ""),
+        ("y = self.net.module(x)", ""),  # what self.net is may be another thing each time
+        ("y = net.module(net.module(x))", ""),
+        ("y = module(x)", ""),
+        ("y = net(x)", ""),
+    ],
+)
+def test_ddp_is_called_in_place_of_the_module_inside(line: str, changed: str) -> None:
+    assert through_wrapper(f"import torch\n{line}\n", 2, "net") == (
+        f"-{line}\n+{changed}" * bool(changed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("w = all_reduce(t, async_op=True)", " w = all_reduce(t, async_op=True)\n+w.wait()"),
+        ("self.w = f(t, async_op=yes)  # later", ""),
+        ("all_reduce(t, async_op=True)", "-{line}\n+{line}.wait()"),
+        ("all_reduce(t, group=pair, async_op=True)", ""),  # others of the ranks have no handle
+        ("all_reduce(t, **options)", ""),
+        ("works = [all_reduce(t, async_op=True) for t in all]", ""),
+        ("a = b = all_reduce(t, async_op=True)", ""),
+        ("works.append(all_reduce(t, async_op=True))", ""),
+        ("w = all_reduce(t, async_op=True); t /= 2", ""),
+        ("w = all_reduce(t,\n    async_op=True)", ""),
+    ],
+)
+def test_a_collective_is_waited_for_where_it_is_started(line: str, change: str) -> None:
+    assert wait(f"import torch\n{line}\n", 2) == change.format(line=line)
+
+
+SAMPLED = """
+sampler = DistributedSampler(data)
+for epoch in range(3):
+    for x in loader:
+        step(x)
+"""
+CALLED = "+    sampler.set_epoch(epoch)\n     for x in loader:"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("", "", CALLED),
+        ("loader:", "enumerate(loader):", CALLED.replace("loader:", "enumerate(loader):")),
+        ("for epoch in range(3)", "while more()", ""),
+        ("range(3)", "epochs", ""),  # which may be no numbers, or other ones on each rank
+        ("step(x)", "epoch = step(x)", ""),
+        ("step(x)", "sampler = step(x)", ""),
+        ("sampler =", "samplers['train'] =", ""),
+        ("sampler =", "other = DistributedSampler(data)\nsampler =", ""),
+        ("sampler =", "def make():\n  sampler =", ""),
+        ("for x", "list(loader)\n    for y", ""),  # the line is another one then
+        ("DistributedSampler", "make_sampler", ""),
+    ],
+)
+def test_the_epoch_is_set_ahead_of_a_loop_over_batches(old: str, new: str, change: str) -> None:
+    source = SAMPLED.replace(old, new) if old else SAMPLED
+    moved = source.count("\n") - SAMPLED.count("\n") if old == "sampler =" else 0
+    assert set_epoch(source, 4 + moved) == change
+
+
+SET = 'os.environ["MASTER_PORT"] = str(port())'
+
+
+@pytest.mark.parametrize(
+    ("source", "change"),
+    [
+        (f"import os\n{SET}\n", f"-{SET}"),
+        (f"import os\nif rank:\n    {SET}\n", f"-if rank:\n-    {SET}"),
+        (f"import os\ndef f():\n    {SET}\n    g()\n", f"-    {SET}"),
+        (f"import os\ndef f():\n    {SET}\n", ""),  # an empty function is none
+        (f"import os\nif rank:\n    {SET}\nelse:\n    g()\n", ""),
+        (f"import os\nif rank:\n    g()\nelse:\n    {SET}\n", ""),
+        (f"import os\n{SET}\nprint(os.environ['MASTER_PORT'])\n", ""),
+        (f"import os; {SET}\nx = 1\n", ""),
+        ("import os\nos.environ['MASTER_PORT'], x = 1, 2\n", ""),
+        ("import os\nos.environ.setdefault('MASTER_PORT', '1')\n", ""),
+        ("import os\nsettings['MASTER_PORT'] = '1'\n", ""),
+    ],
+)
+def test_a_variable_is_left_as_the_launcher_set_it(source: str, change: str) -> None:
+    assert without_setting(source, "MASTER_PORT") == change

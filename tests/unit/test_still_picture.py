@@ -197,7 +197,7 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     places = [html.index(part) for part in (
         "Only rank 0 calls barrier",
         "rank 0</b>",
-        "dist.barrier()",
+        "dist.barrier()</span>",
         "ranks 1 and 2</b>",
         "&lt;script&gt;",
         "Call it on all ranks.",

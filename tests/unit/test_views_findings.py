@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pages import Page, whole_page
 
+from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.model import (
     Category,
     Decision,
@@ -267,14 +268,39 @@ def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
     page = html_of(DUPLICATE, doing={0: "waits for rank 3", 1: "waits for rank 3", 3: "is rank 1"})
     assert [text.strip() for text in page.texts if text.strip()] == [
         *("✗", f"Rank 3: {DUPLICATE.cause}", "[duplicate-rank]"),
+        *_page_texts(),
         *("fix", "%ddp_restart --ranks 3"),
         "next: Ranks 0-2 are waiting. · more: %ddp_why --explain",
         *("evidence", "(2 facts)", *DUPLICATE.evidence),
         *("rank activity", "rank", "activity"),
         *("ranks 0 and 1", "waits for rank 3", "rank 3", "is rank 1"),
     ]
-    assert page.tags.count("details") == 2
+    assert page.tags.count("details") == 3
     assert page.values("open") == [], "below a finding all else is folded"
+
+
+def _page_texts() -> list[str]:
+    """What the category unfolds; neither its program nor what code its words have is compared."""
+    shown = html_of(DUPLICATE).texts
+    begin, end = shown.index("[duplicate-rank]") + 1, shown.index("fix")
+    texts = [text.strip() for text in shown[begin:end] if text.strip()]
+    told = catalogue.entry("duplicate-rank")["page"]
+    written = " ".join(texts)
+    for key in ("means", "found", "fix", "broken"):
+        for word in told[key].replace("`", " ").split():
+            assert word in written, key
+    for line in told["fixed"].strip("\n").splitlines():
+        assert line.strip() in texts
+    return texts
+
+
+@pytest.mark.parametrize("category", Category)
+def test_each_category_unfolds_its_page_small_and_as_text(category: Category) -> None:
+    shown = findings.html(Diagnosis((Finding(category, (0,), "is wrong", "Change it."),)))
+    page = whole_page(shown)
+    assert set(page.tags) <= TAGS
+    assert f"[{category.value}]" in page.texts
+    assert len(shown) < 6_000
 
 
 def test_a_cause_with_a_script_in_it_is_text() -> None:

@@ -17,6 +17,7 @@ function findingBox(finding, others, act, slot) {
     sentenceOf(finding, columns.length > 0),
     columns.length > 0 && make("div", { class: "ddpb-sides" }, columns.slice(0, 2).map(columnBox)),
     remedyOf(finding, act),
+    finding.patch.length > 0 && make("pre", { class: "ddpb-patch" }, finding.patch.map(patchLine)),
     make(
       "details",
       { class: "ddpb-evidence", open: slot.unfolded },
@@ -58,6 +59,9 @@ function remedyOf(finding, act) {
     finding.magics.map((magic) => make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => act(magic) }, "Run ", make("code", {}, magic))),
   );
 }
+
+/** A line of a diff: `-old`, `+new` or ` kept`. */
+const patchLine = (line) => make("div", { class: { "+": "ddpb-added", "-": "ddpb-removed" }[line[0]] }, line);
 
 /** Where ranks are: the lines that are marked, each with what is said of it. */
 function columnBox({ who, site, lines }) {

@@ -12,6 +12,7 @@ from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, vote
 from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.source_code.patch import without_setting
 from ddp_notebook.diagnosis.training.construction import compare
 from ddp_notebook.model import (
     PRIVATE_STORE,
@@ -156,10 +157,13 @@ def differing_values(context: Context) -> Iterator[Finding]:
                     evidence=by_ranks(values),
                 )
             elif different > 1:
-                yield _differing(name, values, case)
+                yield _differing(name, values, context, reports)
 
 
-def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
+def _differing(
+    name: str, values: Mapping[int, str], context: Context, reports: Iterable[RankReport]
+) -> Finding:
+    case = context.case
     # What the launcher gave is right, however few still have it: another value was set by the code.
     # Else most ranks are; and in a tie who hosts the store, since the others must come to where
     # that is.
@@ -188,8 +192,17 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         majority=who,
         right=right,
+        patch=_left_as_launched(context, name, reports),
         **facts,
     )
+
+
+def _left_as_launched(context: Context, name: str, reports: Iterable[RankReport]) -> str:
+    """Return the change by which all ranks have what the launcher gave them, if that is certain."""
+    texts = [text for text in context.sources.texts.values() if name in text]
+    by_environment = all(report.arguments.method == "env" for report in reports)
+    given = context.case.told.get(name) and by_environment and len(texts) == 1
+    return without_setting(texts[0], name) if given else ""
 
 
 def _setting(name: str, value: str) -> str:

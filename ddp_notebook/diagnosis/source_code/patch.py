@@ -10,12 +10,17 @@ import ast
 import difflib
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from ddp_notebook import syntax
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name, shallow
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.diagnosis.source_code.sources import MAGIC
 
+_WRAPPERS = ("DDP", "DistributedDataParallel")
+_UNKNOWN = {None, "find_unused_parameters"}
+"""Arguments of DDP beside which nothing is added; None is ``**options``."""
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _PLACED = (ast.Expr, ast.Assign, ast.Return)
 """Statements that evaluate one expression, once."""
 _ODD = {
@@ -38,8 +43,8 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
         return ""
     first, last = test.lineno - 1, statement.lineno - 1
     text, above = lines[last], lines[first:last]
-    if text.strip() != ast.get_source_segment(source, statement):
-        return ""  # more in this line, or it goes on in the next
+    if _whole_lines(source, statement) != [text]:
+        return ""
     # A call alone moves as it stands, and so does one that gives its result to a name of the
     # branch's own.
     targets = {getattr(target, "id", "") for target in getattr(statement, "targets", ())}
@@ -52,8 +57,114 @@ def hoist(source: str, line: int, test_line: int, called: str) -> str:
         ends = data[: call.col_offset].decode(), data[call.end_col_offset :].decode()
         moved = f"{name} = {data[call.col_offset : call.end_col_offset].decode()}"
         kept = [*above, name.join(ends)]
-    old, new = lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept]
+    return _diff(lines[first : last + 1], [f"{lines[first][: test.col_offset]}{moved}", *kept])
+
+
+def find_unused_parameters(source: str, line: int) -> str:
+    """Return the change by which DDP, made in `line`, looks for unused parameters; or nothing."""
+    made = [call for call in _calls(_tree(source), *_WRAPPERS) if call.lineno == line]
+    given = {keyword.arg for call in made for keyword in call.keywords}
+    if len(made) != 1 or made[0].end_lineno != line or not made[0].args or given & _UNKNOWN:
+        return ""
+    text = source.splitlines()[line - 1]
+    data, end = text.encode(), made[0].end_col_offset or 0
+    call = data[: end - 1].decode().rstrip().removesuffix(",")
+    return _diff([text], [f"{call}, find_unused_parameters=True){data[end:].decode()}"])
+
+
+def through_wrapper(source: str, line: int, name: str) -> str:
+    """Return the change that calls DDP, named `name`, and not the module inside; or nothing.
+
+    Only where no other line than `line` calls a module inside.
+    """
+    match [call.func for call in _calls(_tree(source), "module")]:
+        case [ast.Attribute(value=ast.Name(id=owner)) as inside] if owner == name:
+            if inside.lineno == inside.end_lineno == line:
+                text = source.splitlines()[line - 1]
+                data, end = text.encode(), inside.end_col_offset or 0
+                whole = data[: inside.value.end_col_offset] + data[end:]
+                return _diff([text], [whole.decode()])
+    return ""
+
+
+def wait(source: str, line: int) -> str:
+    """Return the change that waits for a collective as soon as it is started; or nothing."""
+    match _around(_tree(source), line, (ast.Expr, ast.Assign)):
+        case [ast.Expr() | ast.Assign(targets=[ast.Name() | ast.Attribute()]) as started]:
+            given = {each.arg for each in getattr(started.value, "keywords", ())}
+            text, *others = _whole_lines(source, started) or ("", "")
+            # Of a group that a rank is not in there is nothing to wait for.
+            if others or "async_op" not in given or given & {None, "group"}:
+                return ""
+            if isinstance(started, ast.Expr):
+                return _diff([text], [f"{text}.wait()"])
+            handle = f"{text[: started.col_offset]}{ast.unparse(started.targets[0])}"
+            return _diff([text], [text, f"{handle}.wait()"])
+    return ""
+
+
+def set_epoch(source: str, line: int) -> str:
+    """Return the change that calls `set_epoch` ahead of a loop over batches; or nothing.
+
+    `line` is that of the loop. The sampler is the only one there is, and the epoch is counted by
+    a loop around it.
+    """
+    tree = _tree(source)
+    names = [_binds(node) for node in ast.walk(tree)]
+    loops = _around(tree, line, (ast.For, ast.While))[-2:]
+    made = [node for node in ast.walk(tree) if _value_calls(node, "DistributedSampler")]
+    match made + loops if source.count("DistributedSampler(") == 1 else []:
+        case [
+            ast.Assign(targets=[ast.Name(id=sampler)]),
+            ast.For(target=ast.Name(id=epoch), iter=ast.Call(func=ast.Name(id="range"))),
+            ast.For(lineno=first, col_offset=column),
+        ] if first == line and names.count(sampler) == names.count(epoch) == 1:
+            own, around, within = (_around(tree, each.lineno, _SCOPES) for each in made + loops)
+            if around == within and own in ([], within):
+                text = source.splitlines()[line - 1]
+                return _diff([text], [f"{text[:column]}{sampler}.set_epoch({epoch})", text])
+    return ""
+
+
+def without_setting(source: str, variable: str) -> str:
+    """Return the change that leaves a variable of the environment as it was; or nothing.
+
+    Only where the code names it just once, to set it.
+    """
+    bodies = (getattr(node, "body", None) for node in ast.walk(_tree(source)))
+    several = (body for body in bodies if isinstance(body, list) and len(body) > 1)
+    for statement in itertools.chain.from_iterable(several):
+        match statement:
+            case ast.If(body=[ast.Assign() as held], orelse=[]) | (ast.Assign() as held):
+                sets = ast.unparse(held.targets[0]).endswith(f"environ[{variable!r}]")
+                if sets and source.count(variable) == 1:
+                    return _diff(_whole_lines(source, statement), [])
+    return ""
+
+
+def _diff(old: list[str], new: list[str]) -> str:
     return "\n".join([*difflib.unified_diff(old, new, n=len(old), lineterm="")][3:])
+
+
+def _whole_lines(source: str, statement: ast.stmt) -> list[str]:
+    """Return the lines of a statement; none if they have more than that."""
+    lines = source.splitlines()[statement.lineno - 1 : statement.end_lineno]
+    whole = ast.get_source_segment(source, statement)
+    return lines if "\n".join(lines).lstrip() == whole else []
+
+
+def _calls(tree: ast.Module, *names: str) -> list[ast.Call]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if last_name(call.func) in names]
+
+
+def _value_calls(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Assign) and last_name(getattr(node.value, "func", node)) == name
+
+
+def _around(tree: ast.Module, line: int, kinds: tuple[type[ast.stmt], ...]) -> list[Any]:
+    """Return the statements of these kinds with a line in them, the outermost first."""
+    return [node for node in ast.walk(tree) if isinstance(node, kinds) and holds(node, line)]
 
 
 def _tree(source: str) -> ast.Module:

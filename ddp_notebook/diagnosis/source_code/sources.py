@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -91,6 +91,11 @@ class Sources:
     def texts(self) -> Mapping[str, str]:
         """The text of each file and cell that is looked at."""
         return self._texts
+
+    def changed(self, change: Callable[[str, int], str], place: Place | None) -> str:
+        """Return the change of a file that `change` makes for a line; empty where it is unknown."""
+        text = self._texts.get(place.file, "") if place is not None else ""
+        return change(text, place.line) if place is not None and text else ""
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""

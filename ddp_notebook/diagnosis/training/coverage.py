@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.source_code.patch import through_wrapper
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,
@@ -168,6 +170,9 @@ def _stepped_at(seen: _Replicas) -> Place | None:
             ),
             name=_name(seen),
             site=_place(seen, "bypass_place"),
+            patch=seen.context.sources.changed(
+                partial(through_wrapper, name=_name(seen)), _place(seen, "bypass_place")
+            ),
         ),
         is_wrong=_bypassed,
         whose=those_that_have,

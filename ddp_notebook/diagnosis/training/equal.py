@@ -14,6 +14,7 @@ from operator import attrgetter, ne
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.source_code.patch import set_epoch
 from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.diagnosis.source_code.training_code import draw_around
 from ddp_notebook.diagnosis.training.replicas import (
@@ -343,12 +344,14 @@ def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
 
 def _same_epoch(seen: Compared[SamplerFacts]) -> Finding:
     ever = any(seen.by_rank[rank].epochs_set for rank in seen.culprits)
+    place = seen.culprit.place
     return catalogue.finding(
         "sampler-misuse.same-epoch" if ever else "sampler-misuse.no-epoch",
         seen.culprits,
         evidence=tuple(_epochs_shown(seen)),
         times=len(seen.culprit.epochs),
-        site=seen.culprit.place,
+        site=place,
+        patch="" if ever else seen.context.sources.changed(set_epoch, place),
     )
 
 

@@ -41,27 +41,27 @@ def ledger(of: Mapping[int, model.RankLedger], asked: int = model.LAST_STEP) -> 
         alike.setdefault(facts[key], []).append(key[0])
     rows = []
     for told in sorted(alike, key=_weight, reverse=True):
-        texts = (text for text, _ in told)
-        said = dict(zip(model.LEDGER_COLUMNS, texts, strict=True))
+        said = dict(zip(model.LEDGER_COLUMNS, [text for text, _ in told], strict=True))
         rows.append(model.LedgerRow(tuple(dict.fromkeys(alike[told])), said, _weight(told) > 1))
     notes = model.by_value({rank: each.notes for rank, each in of.items()})
     said_too = tuple(f"{model.name_ranks(ranks)}: {note}" for ranks, each in notes for note in each)
-    title = _title(rows, of, found.values(), asked)
+    title = f"{_step(found.values(), asked)} on {model.name_ranks(of)}: {_counted(rows)}"
     return model.Ledger(title, tuple(rows), said_too)
 
 
-def _title(
-    rows: Iterable[model.LedgerRow], ranks: Iterable[int], found: Iterable[_By], asked: int
-) -> str:
+def _step(found: Iterable[_By], asked: int) -> str:
     newest = max((each.steps for by in found for each in by.values()), default=0)
-    which = f"{f'Step {asked}' if asked <= newest else 'The last step'} of each optimizer"
-    none = f" (there is no step {asked})" if newest < asked < model.LAST_STEP else ""
+    if not newest:
+        return "No optimizer made a step"
+    none = f" (there is no step {asked})" if asked < model.LAST_STEP else ""
+    last = f"The last step of each optimizer{none}"
+    return f"Step {asked} of each optimizer" if asked <= newest else last
+
+
+def _counted(rows: Iterable[model.LedgerRow]) -> str:
     count = sum(len(row.parameters) for row in rows)
     looks = sum(len(row.parameters) for row in rows if row.marked)
-    return (
-        f"{which if newest else 'No optimizer made a step'}{none} on {model.name_ranks(ranks)}: "
-        f"{model.counted(count, 'parameter')}, {looks or 'none'} worth a look"
-    )
+    return f"{model.counted(count, 'parameter')}, {looks or 'none'} worth a look"
 
 
 def _weight(told: tuple[_Fact, ...]) -> int:
@@ -70,19 +70,13 @@ def _weight(told: tuple[_Fact, ...]) -> int:
 
 def _facts(by: _By, factors: list[float]) -> tuple[_Fact, ...]:
     """Return the text and the weight of each column for one parameter."""
-    held = {
-        rank: f"{each.optimizer}, step {each.steps}" if each.steps else "none"
-        for rank, each in by.items()
-    }
+    held, changed = {}, {}
     for rank, each in by.items():
-        if each.steps and each.lr is not None:
-            held[rank] += f", lr {each.lr:g}"
-    # That a shard is empty, or was not read, is no change.
-    changed = {
-        rank: ("yes", "no")[each.before == each.after]
-        for rank, each in by.items()
-        if each.before is not None and each.before.numel
-    }
+        lr = "" if each.lr is None else f", lr {each.lr:g}"
+        held[rank] = f"{each.optimizer}, step {each.steps}{lr}" if each.steps else "none"
+        # That a shard is empty, or was not read, is no change.
+        if each.before is not None and each.before.numel:
+            changed[rank] = ("yes", "no")[each.before == each.after]
     lost = "none" in held.values() and any(each.own for each in by.values())
     return (
         (_said({rank: each.within or "-" for rank, each in by.items()}), 0),
@@ -132,15 +126,15 @@ def _across(by: _By) -> _Fact:
 def _used(by: _By, factors: list[float]) -> _Fact:
     if unusual := _not_a_mix(by):
         return unusual
-    origins = {rank: _origin(rank, by, factors) for rank in by}
-    told = {rank: text for rank, text in origins.items() if text}
-    said = _said(told) or "not read"
+    origins = {rank: text for rank in by if (text := _origin(rank, by, factors))}
+    said = _said(origins) or "not read"
     # Shards differ as they should, but not in how they come of the ranks' own.
     sharded = any(each.sharded for each in by.values())
-    apart = len(set(told.values() if sharded else [e.used_digest for e in by.values()])) > 1
-    if apart or "not averaged" in said:
-        return said, 5
-    return said, 2 * said.startswith(("sum", _UNLIKE))
+    apart = len(set(origins.values() if sharded else [e.used_digest for e in by.values()])) > 1
+    # What is split by a plan has partial sums, which the user may average over other ranks.
+    split = next(iter(by.values())).within == "DTensor"
+    mixed = 2 * (said.startswith(("sum", _UNLIKE)) and not split)
+    return said, 5 if apart or "not averaged" in said else mixed
 
 
 def _not_a_mix(by: _By) -> _Fact | None:
@@ -161,8 +155,8 @@ def _origin(rank: int, by: _By, factors: list[float]) -> str:
     if used is None:
         return "none"
     places = [place for place, value in enumerate(used) if value is not None]
-    columns = {other: values for other in by if (values := _at(places, by[other].own))}
-    columns = {other: values for other, values in columns.items() if other in among}
+    own = {other: _at(places, by[other].own) for other in by if other in among}
+    columns = {other: values for other, values in own.items() if values}
     target = _at(places, used)
     if not target or rank not in columns:
         return ""
@@ -174,10 +168,8 @@ def _at(places: Sequence[int], sample: Sequence[float | None] | None) -> list[fl
 
     A rank that did not use the parameter, and has no sample, brings zeros.
     """
-    if sample is None:
-        return [0.0] * len(places)
-    values = [value for place in places if (value := sample[place]) is not None]
-    return values if len(values) == len(places) else []
+    values: list[Any] = [0.0 if sample is None else sample[place] for place in places]
+    return [] if None in values else values
 
 
 def _fitted(
@@ -185,21 +177,21 @@ def _fitted(
 ) -> str:
     """Name what `target` is a multiple of; a factor that is none of `factors` is put there."""
     count, own = len(columns), columns[rank]
-    mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
-    equal = len(set(map(tuple, columns.values()))) == 1 < count
-    mixes = {f"mean of {count} ranks": mean, "own gradient": own}
+    differ = len(set(map(tuple, columns.values()))) > 1
+    alone = ", not averaged" if differ else ", equal on all ranks" * (count > 1)
+    mixes = [("own gradient", own, alone)]
+    if differ:
+        mean = [sum(values) / count for values in zip(*columns.values(), strict=True)]
+        mixes.insert(0, (f"mean of {count} ranks", mean, ""))
     # Of a few values some factor makes nearly anything of anything. And whole ones come first:
     # where ranks' gradients are multiples of each other, several fit.
-    best = [sum(map(mul, target, v)) / max(sum(map(mul, v, v)), 1e-300) for v in mixes.values()]
+    best = [sum(map(mul, target, v)) / max(sum(map(mul, v, v)), 1e-300) for _, v, _ in mixes]
     new = best * (len(target) >= 4)
-    for factor, (name, values) in product((1.0, count, 1 / count, *factors, *new), mixes.items()):
-        if math.dist(target, [factor * v for v in values]) > _TOLERANCE * math.hypot(*target):
-            continue
-        factors += [factor] * (factor in new)
-        times = f" x {factor:.3g}" * (abs(factor - 1) > _TOLERANCE)
-        if equal or count == 1:
-            return f"own gradient{times}{', equal on all ranks' * equal}"
-        if values is own:
-            return f"{name}{times}, not averaged"
-        return f"sum of {count} ranks" if times == f" x {count}" else f"{name}{times}"
+    for factor, mix in product((1.0, count, 1 / count, *factors, *new), mixes):
+        name, values, told = mix
+        if math.dist(target, [factor * v for v in values]) <= _TOLERANCE * math.hypot(*target):
+            factors += [factor] * (factor in new)
+            times = f" x {factor:.3g}" * (abs(factor - 1) > _TOLERANCE)
+            summed = values is not own and times == f" x {count}"
+            return f"sum of {count} ranks" if summed else f"{name}{times}{told}"
     return _UNLIKE

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
+from ddp_notebook.diagnosis.source_code.patch import wait
 from ddp_notebook.diagnosis.source_code.training_code import is_reported
 from ddp_notebook.diagnosis.training.equal import summed
 from ddp_notebook.diagnosis.training.replicas import (
@@ -48,7 +49,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
         for work in facts.works:
             if work.written or work.stepped:
                 lines.setdefault((str(work.place), work.operation), {})[rank] = work
-    yield from map(_misused, lines.values())
+    yield from (_misused(context, of) for of in lines.values())
     functional = {rank: facts.functional for rank, facts in sorted(context.facts.items())}
     # More results are left than torch itself may have left: a line of the user's left them.
     forgotten = {rank: each for rank, each in functional.items() if each.left > each.others}
@@ -63,7 +64,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
         )
 
 
-def _misused(of: Mapping[int, WorkFacts]) -> Finding:
+def _misused(context: Context, of: Mapping[int, WorkFacts]) -> Finding:
     each = next(iter(of.values()))
     sends = each.operation in ("isend", "send")
     stepped = any(one.stepped for one in of.values())
@@ -84,6 +85,8 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
         ),
         operation=each.operation,
         site=each.place,
+        # A send that waits at once may wait for ever.
+        patch="" if sends else context.sources.changed(wait, each.place),
     )
 
 

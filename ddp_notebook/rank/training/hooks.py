@@ -180,10 +180,13 @@ class TrainingHooks(Component):
 
     # -- what is told ----------------------------------------------------------------------
 
-    def _made(self, done: bool, _token: Any, wrapped: DistributedDataParallel) -> None:
+    def _made(
+        self, done: bool, _token: Any, wrapped: DistributedDataParallel, _result: None
+    ) -> None:
         if not done or getattr(wrapped, "reducer", None) is None:
             return
         replica = self.tracker.replica(wrapped)
+        replica.place = self.call_sites.users_line()
         module = replica.module()
         hooks = module._forward_pre_hooks.values() if module is not None else ()
         # One that is wrapped again has it already, and a copy of one.
@@ -211,10 +214,14 @@ class TrainingHooks(Component):
         self.marks.mark(step_marks.FORWARD)
         return replica
 
-    def _forward_ends(self, _done: bool, replica: Replica | None, _wrapped: Any) -> None:
+    def _forward_ends(
+        self, done: bool, replica: Replica | None, _wrapped: Any, result: object
+    ) -> None:
         if replica is not None:
             replica.inside -= 1
             if torch.is_grad_enabled():
+                if done and not isinstance(result, torch.Tensor):
+                    replica.tells_all = False
                 self.marks.mark(step_marks.FORWARDED)
 
     def _look_at_bypass(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -242,7 +249,7 @@ class TrainingHooks(Component):
         self.marks.mark(step_marks.BACKWARD, tracker.backwards)
         return (outer,)
 
-    def _backward_ends(self, done: bool, outer: Any, _tensors: Any) -> None:
+    def _backward_ends(self, done: bool, outer: Any, _tensors: Any, _result: None) -> None:
         if outer is not None:
             self.call_sites.backward_ends(*outer)
         if done:
@@ -279,7 +286,7 @@ class TrainingHooks(Component):
     def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> Any:
         return args[1] if len(args) > 1 else named.get("metrics")
 
-    def _plateau_stepped(self, done: bool, metric: Any, scheduler: Any) -> None:
+    def _plateau_stepped(self, done: bool, metric: Any, scheduler: Any, _result: None) -> None:
         # After torch has read it, which waits for a GPU.
         if done and not (isinstance(metric, torch.Tensor) and not gpu.is_readable(metric)):
             with contextlib.suppress(TypeError, ValueError):

@@ -94,15 +94,15 @@ class StepLedger:
         if self._in_step is not None and self._in_step is not optimizer:
             return  # one inside another, as ZeroRedundancyOptimizer has: the outer one counts
         self._steps[optimizer] = number = self._steps.get(optimizer, 0) + 1
-        if number <= self._until and not self._over:
-            self._in_step = optimizer
-            held = digests.named(optimizer.param_groups)
-            if any(id(tensor) not in self._watched for _, tensor in held):
-                self._look_for_parameters()
-            for name, tensor in held:
-                self._watch(type(optimizer).__name__, name, tensor)
-            for each in self._watched.values():
-                each.now.before = _digest(each.tensor())
+        if number > self._until or self._over:
+            return
+        self._in_step, held = optimizer, digests.named(optimizer.param_groups)
+        if any(id(tensor) not in self._watched for _, tensor in held):
+            self._look_for_parameters()
+        for name, tensor in held:
+            self._watch(type(optimizer).__name__, name, tensor)
+        for each in self._watched.values():
+            each.now.before = _digest(each.tensor())
 
     def _step_ends(self, optimizer: Any, _args: Any, _named: Any) -> None:
         if self._over or self._in_step is not optimizer:
@@ -136,10 +136,13 @@ class StepLedger:
 
     def _watch(self, model: str, name: str, tensor: torch.Tensor, param: Any = None) -> None:
         known = self._watched.get(id(tensor))
-        if not tensor.requires_grad or id(tensor) in self._flat:
-            return
-        if known is not None and known.tensor() is tensor:
-            return
+        if known is not None and known.tensor() is not tensor:
+            # It is gone, and keeps its record under a number that no object has.
+            self._watched[-len(self._watched) - 1] = self._watched.pop(id(tensor))
+        if tensor.requires_grad and not {id(tensor)} & {*self._watched, *self._flat}:
+            self._watch_new(model, name, tensor, param)
+
+    def _watch_new(self, model: str, name: str, tensor: torch.Tensor, param: Any) -> None:
         cannot_be_read = tensor.is_complex() | tensor.is_meta | torch.nn.parameter.is_lazy(tensor)
         if cannot_be_read or len(self._watched) >= _MOST_PARAMETERS:
             most = f"{_MOST_PARAMETERS:,}"

@@ -16,7 +16,7 @@ import torch
 from ddp_notebook.rank import torch_private
 
 Before = Callable[..., Any]
-After = Callable[[bool, Any, Any], None]
+After = Callable[[bool, Any, Any, Any], None]
 
 
 class Patches:
@@ -49,7 +49,8 @@ class Patches:
         `before` gets the arguments by position, the ones by name as a dict, and the callback of
         torch's compiler, None where nothing is compiled; what it returns is the second argument of
         `after`. The first is whether the function ended without an error, the third its own first
-        argument. Whoever is to be told is bound now: this runs in every step.
+        argument, the fourth its result. Whoever is to be told is bound now: this runs in every
+        step.
         """
         original, off = getattr(owner, name), self._off
         compilers_callback = torch_private.compilers_callback
@@ -64,7 +65,7 @@ class Patches:
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
             if off():
                 return original(*args, **named)
-            token, done = None, False
+            token, done, result = None, False, None
             if before is not None:
                 try:
                     # Read here: what the compiler leaves alone with all that it calls, sees none.
@@ -78,7 +79,7 @@ class Patches:
                 done = True
             finally:
                 try:
-                    after(done, token, args[0] if args else None)
+                    after(done, token, args[0] if args else None, result)
                 except Exception as error:  # noqa: BLE001
                     failed(error)
             return result

@@ -7,6 +7,7 @@ some microseconds a training step, waits for no device, and keeps nothing of the
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 import zlib
@@ -95,6 +96,8 @@ class Replica(_Loaded):
             weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
         )
         self.moments = Moments(call_sites)
+        self.place: Place | None = None
+        """Where it was made."""
         # Parameters of one shape and equal values. By a few values first: to compare each pair of
         # tensors whole would take minutes. Constants (zeros of biases, ones of norms) are equal in
         # any model, and layers made by deepcopy, as those of an encoder or a teacher's beside a
@@ -124,6 +127,8 @@ class Replica(_Loaded):
         """Forget the last run."""
         self.moments.begin()
         self.pending = self.last = NONE
+        self.tells_all = True
+        """Each forward gave one tensor, and a backward came before the next."""
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
         self.bypass_place: Place | None = None
@@ -145,6 +150,15 @@ class Replica(_Loaded):
         """True if this run used it to train."""
         return bool(self.forwards or self.bypasses or self.steps)
 
+    @property
+    def could_find_unused(self) -> bool:
+        """True if DDP sees in a forward which of the module's parameters a backward will reach."""
+        module = self.module()
+        with contextlib.suppress(RuntimeError):  # it may be changed meanwhile, on another thread
+            trained = (p for p in module.parameters() if p.requires_grad) if module else ()
+            return self.tells_all and all(map(self.knows, trained))
+        return False
+
     def trains(self) -> bool:
         """False while its parameters are frozen."""
         ends = [ref() for ref in self.ends]
@@ -159,6 +173,7 @@ class Replica(_Loaded):
         """A forward through the wrapper begins, whose backward reduces gradients or does not."""
         self.inside += 1
         self.forwards += 1
+        self.tells_all &= not self.pending
         # Several forwards may precede a backward. One of them that reduces has the reducer's hooks
         # run for all gradients of it, so it decides; `pending` is handed on when that begins.
         if reduces:
