@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_set_up_step_by_step_why_and_a_fault(lab: Lab, browser: Browser, tmp_path: Path) -> None:
     cells = [
         "%load_ext ddp_notebook",
-        "%ddp_init --step",
+        "%ddp_init --step --board here",
         "%ddp_step --ranks 0,2 --to process-group",
         "%ddp_why",
         "%ddp_step --to process-group",

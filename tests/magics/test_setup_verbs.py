@@ -90,7 +90,10 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
         ("%ddp_step --to launched", "--to launched: there is no such goal. A line: --to 42. Or "),
         ("%ddp_why now", "%ddp_why does not take now. For example: %ddp_why "),
         ("%ddp_abort 1", "%ddp_abort does not take 1. For example: %ddp_abort "),
-        ("%ddp_abort --rnks 1", "%ddp_abort has no option --rnks 1. Did you mean: %ddp_abort --ran"),
+        (
+            "%ddp_abort --rnks 1",
+            "%ddp_abort has no option --rnks 1. Did you mean: %ddp_abort --ran",
+        ),
         ("%ddp_run", "%ddp_run needs script. For example: %ddp_run train"),
         ("%ddp_run --store mine x.py", "--store is session or rank0, not 'mine'"),
         ("%ddp_wrap --cap", "%ddp_wrap has no option --cap. For example: %ddp_wrap model"),

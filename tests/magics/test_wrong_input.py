@@ -194,8 +194,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ("%ddp_push x = 3", "UsageError: %ddp_push takes names: assign the variable in a line"),
             (
                 "%ddp_push",
-                "UsageError: %ddp_push needs names. "
-                "For example: %ddp_push batch",
+                "UsageError: %ddp_push needs names. For example: %ddp_push batch",
             ),
             (
                 "%ddp_pull nothing",
