@@ -25,6 +25,7 @@ from ddp_notebook import book
 from ddp_notebook.doctor import examine
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import commandline
+from ddp_notebook.model import counted
 from ddp_notebook.session.options import BACKENDS
 from ddp_notebook.views import doctor as doctor_view
 
@@ -154,9 +155,9 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
         # The address that is printed, for a browser elsewhere, opens the tutorial as well.
         f"--LabApp.default_url=/lab/tree/{tutorial.name}",
         f"--LabApp.workspaces_dir={_layout(args.dir)}",
-        "--LabApp.news_url=None",
         "--ServerApp.answer_yes=True",  # Control-C ends it, and asks nothing
         "--ServerApp.log_level=ERROR",  # thirty lines would bury ours
+        "--LabApp.log_level=ERROR",
     ]
     options += ["--no-browser"] if args.no_browser else []
     # In a container one is root; it listens on this host only, and asks for a token.
@@ -168,12 +169,19 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
         print(f"Open {server.public_url}  (Ctrl-C ends it)", flush=True)
         server.log.setLevel(logging.ERROR)
 
+    # JupyterLab would ask whether it may fetch news, in a box that lies over the board.
+    def without_news(_handler: object, page: dict[str, Any]) -> dict[str, Any]:
+        disabled = page.get("disabledExtensions", [])
+        return {**page, "disabledExtensions": [*disabled, _NEWS]}
+
+    server.web_app.settings["page_config_hook"] = without_news
     server.log.setLevel(logging.CRITICAL + 1)  # as which it says where it is, in six lines
     server.io_loop.add_callback(tell)
     server.start()
     return 0
 
 
+_NEWS = "@jupyterlab/apputils-extension:announcements"
 _LAYOUT = {
     "data": {
         "layout-restorer:data": {
@@ -216,7 +224,10 @@ def copy_notebooks(folder: Path) -> list[Path]:
             kept += source in notebooks
         else:
             shutil.copyfile(source, copy)
-    print(f"{len(notebooks)} notebooks in {folder}" + f", {kept} kept as they were" * bool(kept))
+    print(
+        f"{counted(len(notebooks), 'notebook')} in {folder}"
+        + f", {kept} kept as they were" * bool(kept)
+    )
     return [folder / source.name for source in notebooks]
 
 
