@@ -335,9 +335,11 @@ def test_ranks_that_raised_or_were_refused_or_ended_are_not_ready() -> None:
     assert drawn[1].since_ns == 9 * S
     # Whom a finding saw waiting has left the cell: it waits no more.
     # Where the style sheet is trusted it goes before the colours on the elements.
-    html = board_view.html(board_of(BoardFacts(snapshot)))
-    classes = [row.split('"')[0] for row in html.split('<tr class="')[1:]]
-    assert classes == ["ddp-failed", "ddp-failed", "ddp-ready", "ddp-dead"]
+    # One that raised is as red where a finding names it.
+    for diagnosis in (None, blames(0)):
+        html = board_view.html(board_of(BoardFacts(snapshot, diagnosis=diagnosis)))
+        classes = [row.split('"')[0] for row in html.split('<tr class="')[1:]]
+        assert classes == ["ddp-failed", "ddp-failed", "ddp-ready", "ddp-dead"]
     found = BoardFacts(snapshot, diagnosis=blames(3, waiting=(0, 1)))
     assert [row.role for row in board_rows(found)][:2] == roles[:2]
 
