@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -24,12 +25,19 @@ from ddp_notebook import book
 from ddp_notebook.doctor import examine
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import commandline
+from ddp_notebook.model import counted
 from ddp_notebook.session.options import BACKENDS
 from ddp_notebook.views import doctor as doctor_view
 
 WRONG_USAGE = 3
 """The exit code; 0 is no problem, 1 a finding, 2 undecided."""
-_SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
+_SECTIONS = {
+    "board": "Board",
+    "hang": "Hang",
+    "accuracy": "Accuracy",
+    "all_reduce": "all_reduce",
+    "steps": "Training steps",
+}
 """Tags of the tutorial's cells whose outputs the headless demo prints, and the titles for them."""
 _WIDTH = 60
 
@@ -140,24 +148,64 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     tutorial = copy_notebooks(args.dir)[0]
     if args.headless:
         return _run_headless(tutorial)
-    from jupyterlab import labapp
+    from jupyterlab.labapp import LabApp
 
-    # The address that is printed, for a browser elsewhere, opens the tutorial as well.
-    options = [f"--LabApp.default_url=/lab/tree/{tutorial.name}"]
+    options = [
+        str(tutorial),
+        # The address that is printed, for a browser elsewhere, opens the tutorial as well.
+        f"--LabApp.default_url=/lab/tree/{tutorial.name}",
+        f"--LabApp.workspaces_dir={_layout(args.dir)}",
+        "--ServerApp.answer_yes=True",  # Control-C ends it, and asks nothing
+        "--ServerApp.log_level=ERROR",  # thirty lines would bury ours
+        "--LabApp.log_level=ERROR",
+    ]
     options += ["--no-browser"] if args.no_browser else []
+    # In a container one is root; it listens on this host only, and asks for a token.
+    options += ["--allow-root"] if os.geteuid() == 0 else []
     # In this process and not a child, so that JupyterLab handles Control-C.
-    try:
-        labapp.main([str(tutorial), *options, *for_jupyter])
-    except SystemExit as end:
-        if end.code == 1 and os.geteuid() == 0 and "--allow-root" not in for_jupyter:
-            again = " ".join(["ddp-notebook demo --allow-root", *sys.argv[2:]])
-            raise UsageMistake(f"JupyterLab starts as root only when told to: {again}") from None
-        raise
+    server = LabApp.initialize_server([*options, *for_jupyter])
+
+    def tell() -> None:
+        print(f"Open {server.public_url}  (Ctrl-C ends it)", flush=True)
+        server.log.setLevel(logging.ERROR)
+
+    # JupyterLab would ask whether it may fetch news, in a box that lies over the board.
+    def without_news(_handler: object, page: dict[str, Any]) -> dict[str, Any]:
+        disabled = page.get("disabledExtensions", [])
+        return {**page, "disabledExtensions": [*disabled, _NEWS]}
+
+    server.web_app.settings["page_config_hook"] = without_news
+    server.log.setLevel(logging.CRITICAL + 1)  # as which it says where it is, in six lines
+    server.io_loop.add_callback(tell)
+    server.start()
     return 0
 
 
+_NEWS = "@jupyterlab/apputils-extension:announcements"
+_LAYOUT = {
+    "data": {
+        "layout-restorer:data": {
+            "left": {"collapsed": True, "visible": True, "widgets": ["filebrowser"]},
+            "relativeSizes": [0, 1, 0],
+        }
+    },
+    "metadata": {"id": "default"},
+}
+"""JupyterLab's workspace at first: the list of files is folded, so that a board has room."""
+
+
+def _layout(folder: Path) -> Path:
+    """Return the folder in which JupyterLab keeps what is open; with `_LAYOUT`, if it is new."""
+    workspaces = folder.resolve() / ".workspaces"
+    if not workspaces.exists():
+        from jupyterlab_server.workspaces_handler import WorkspacesManager
+
+        WorkspacesManager(str(workspaces)).save("default", json.dumps(_LAYOUT))
+    return workspaces
+
+
 def copy_notebooks(folder: Path) -> list[Path]:
-    """Copy the notebooks into `folder` and print each; the copies in order. Keeps existing ones.
+    """Copy the notebooks into `folder` and say so; the copies in order. Keeps existing ones.
 
     The solutions and the instructor's guide are copied along without a line printed.
     """
@@ -168,14 +216,18 @@ def copy_notebooks(folder: Path) -> list[Path]:
     notebooks = sorted(package.glob("*.ipynb"))
     # A learner's own work in an existing copy is never overwritten.
     pages = [page for page in sorted(package.rglob("*.md")) if "book" not in page.parts]
+    kept = 0
     for source in (*notebooks, *pages):
         copy = folder / source.relative_to(package)
         copy.parent.mkdir(exist_ok=True)
-        exists = copy.exists()
-        if not exists:
+        if copy.exists():
+            kept += source in notebooks
+        else:
             shutil.copyfile(source, copy)
-        if source in notebooks:
-            print(f"{copy} {'exists and is kept.' if exists else 'written.'}")
+    print(
+        f"{counted(len(notebooks), 'notebook')} in {folder}"
+        + f", {kept} kept as they were" * bool(kept)
+    )
     return [folder / source.name for source in notebooks]
 
 

@@ -19,7 +19,7 @@ from ddp_notebook.jobs.outside import Seen, how_to_see, untold, was_set
 from ddp_notebook.jobs.records import Job
 from ddp_notebook.jobs.verdict import VERSION
 from ddp_notebook.launch.session_folder import is_private
-from ddp_notebook.model import Category, Diagnosis, Ranks, format_ranks, name_ranks
+from ddp_notebook.model import Category, Diagnosis, Ranks, counted, format_ranks, name_ranks
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
@@ -100,8 +100,9 @@ def looked_in() -> str:
 
 # -- listed ------------------------------------------------------------------------------
 
+_PID = Column("pid", names_row=True, right=True)
+_CALL = Column("to look at it", always=True)
 _COLUMNS = (
-    Column("pid", names_row=True, right=True),
     Column("script", widest=28, cuts=True),
     Column("ranks", widest=20, rank_set=True),
     Column("age"),
@@ -182,26 +183,40 @@ def text(jobs: Sequence[Listed]) -> str:
 
 
 def html(jobs: Sequence[Listed]) -> str:
-    """Return the same for a page."""
-    said = escape(_how_to_have_one(jobs), quote=False)
-    return (_table(jobs).html() if jobs else "") + (f"<p>{said}</p>" if said else "")
+    """Return the same for a page: a call to copy in each row, and jobs that ended folded away."""
+    running = [job for job in jobs if job.alive]
+    ended = [job for job in jobs if not job.alive]
+    said = _how_to_have_one(jobs)
+    over = f"{counted(len(ended), 'job')} ended"
+    return "".join(
+        [
+            _table(running, calls=True).html() if running else "<p>No job of yours runs here.</p>",
+            f"<details><summary>{over}</summary>{_table(ended, calls=True).html()}</details>"
+            if ended
+            else "",
+            f"<p>{escape(said, quote=False)}</p>" if said else "",
+        ]
+    )
 
 
-def _table(jobs: Sequence[Listed]) -> Table:
-    """Return a table of jobs, the running ones first."""
+def _table(jobs: Sequence[Listed], *, calls: bool = False) -> Table:
+    """Return a table of jobs, the running ones first; with `calls` the magic in place of a pid."""
     now_s = time.time()
-    rows = [
-        (
-            str(job.pids[min(job.pids)]),
+    rows = []
+    for job in sorted(jobs, key=lambda job: not job.alive):
+        pid = job.pids[min(job.pids)]
+        texts = (
             plain(Path(job.script).name) or "python",
             f"{format_ranks(tuple(job.pids))} of {job.world_size}",
             age_words(now_s - job.began_s),
             "yes" if job.prepared else "no",
             job.state,
         )
-        for job in sorted(jobs, key=lambda job: not job.alive)
-    ]
-    return Table(_COLUMNS, [Row([*map(Cell, texts)]) for texts in rows])
+        # One click selects the call.
+        call = f'<code style="user-select: all">%ddp_attach {pid}</code>'
+        first = Cell("", before=call) if calls else Cell(str(pid))
+        rows.append(Row([first, *map(Cell, texts)]))
+    return Table((_CALL if calls else _PID, *_COLUMNS), rows)
 
 
 def _how_to_have_one(jobs: Sequence[Listed]) -> str:

@@ -77,8 +77,6 @@ class ForkServerClient:
         self.mode = mode
         self._started_from = _what_a_server_starts_from()
         self.ready: Future[Mapping[str, Any]] = Future()
-        self._loaded = 0.0
-        self._on_loading: Callable[[float], None] = lambda done: None
         self._tags = itertools.count()
         self._spawned: dict[int, Future[int]] = {}
         self._exit_handlers: dict[int, ExitHandler] = {}
@@ -180,7 +178,7 @@ class ForkServerClient:
         From a cold disk torch may load for minutes, and the server answers between two imports: so
         the limit counts from when it last used the CPU, in seconds.
         """
-        seen, since_s = None, time.monotonic()
+        seen_s, since_s = -1.0, time.monotonic()
         while True:
             try:
                 return future.result(min(1.0, silent_s))
@@ -188,9 +186,8 @@ class ForkServerClient:
                 used_s = 0.0
                 with contextlib.suppress(psutil.Error):
                     used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
-                now = self._loaded, used_s
-                if now != seen:
-                    seen, since_s = now, time.monotonic()
+                if used_s != seen_s:
+                    seen_s, since_s = used_s, time.monotonic()
                 elif time.monotonic() - since_s > silent_s:
                     raise
 
@@ -213,11 +210,6 @@ class ForkServerClient:
     def own(self, folder: Path) -> None:
         """Have the fork server remove this folder when this process is gone."""
         self._send({"cmd": "own", "path": str(folder), "inode": folder.stat().st_ino})
-
-    def on_loading(self, handler: Callable[[float], None]) -> None:
-        """Call `handler` with the share of torch that is loaded: now, on each change, finally 1."""
-        self._on_loading = handler
-        handler(1.0 if self.ready.done() else self._loaded)
 
     def on_lost(self, handler: Callable[[], None]) -> None:
         """Call `handler` when the fork server is gone (at once if it is)."""
@@ -287,7 +279,6 @@ class ForkServerClient:
         for future in futures:
             if not future.done():
                 future.set_exception(SessionLost(_LOST))
-        self._on_loading(1.0)
         for handler in handlers:
             handler()
         self._close_streams(self._process.stdin, self._events)
@@ -296,10 +287,6 @@ class ForkServerClient:
         match event["event"]:
             case "ready":
                 self.ready.set_result(event)
-                self._on_loading(1.0)
-            case "loading":
-                self._loaded = event["done"]
-                self._on_loading(self._loaded)
             case "spawned":
                 self._spawned.pop(event["tag"]).set_result(event["pid"])
             case "error":

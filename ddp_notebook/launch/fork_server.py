@@ -6,7 +6,6 @@ It reads commands from standard input and writes events to a pipe of its own, as
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
     <- {"cmd": "own", "path": folder, "inode": i}       remove it when the session is gone
     <- {"cmd": "reset"}                                 end all children of the session
-    -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
     -> {"event": "spawned", "tag": n, "pid": p}
     -> {"event": "exited", "pid": p, "code": c, "peak_bytes": n}         as soon as SIGCHLD arrives
@@ -41,7 +40,6 @@ from ddp_notebook.launch.preload import (
     ENGINE_MODULES,
     IDLE_MODULES,
     TORCH_MODULES,
-    LoadProgress,
     draw_together,
 )
 from ddp_notebook.launch.process_groups import (
@@ -126,10 +124,8 @@ class ForkServer:
         # matplotlib reads it once, when it is loaded; ranks plot as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         gc.disable()  # repeated scans of all new objects would take a third of the time
-        progress = LoadProgress(lambda done: self.send(event="loading", done=round(done, 2)))
         for name in modules:
-            with progress.watched():  # not while a child is forked
-                _import(name)
+            _import(name)
             self.turn(0)
             if self.closed:
                 return

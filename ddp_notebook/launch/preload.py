@@ -6,9 +6,6 @@ import builtins
 import copy
 import ctypes
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -123,32 +120,3 @@ class _HiddenModules(Loader):
         for name, hidden in self._hidden.items():
             if _package(name) == package:
                 sys.modules.setdefault(name, hidden)
-
-
-class LoadProgress:
-    """Calls `tell` with the share that is done, from time to time, from within the imports.
-
-    A thread could do it as well, but a process that forks must have no threads.
-    """
-
-    def __init__(self, tell: Callable[[float], None]) -> None:
-        self._tell = tell
-        self._count = 0
-        self._told_s = time.monotonic()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """A context in which module lookups are counted."""
-        sys.meta_path.insert(0, self)
-        try:
-            yield
-        finally:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Counts the lookup of a module; other finders resolve it."""
-        self._count += 1
-        if time.monotonic() - self._told_s > 0.2:
-            self._told_s = time.monotonic()
-            # About as many lookups are made until all is loaded: only the progress bar needs it.
-            self._tell(min(0.99, self._count / 2_450))

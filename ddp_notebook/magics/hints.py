@@ -158,10 +158,10 @@ class Hints:
     def _on_usage_error(self, error: Any) -> None:
         if _EMPTY.fullmatch(self._cell):
             error = "The cell is empty: write what the ranks are to run below %%ddp. Help: %ddp -h"
-        self._show_usage_error(error)
         line, cell = self._shell.find_line_magic, self._shell.find_cell_magic
         if hint := unknown_magic(self._cell, lambda name: bool(line(name) or cell(name))):
-            self._ui.say(hint)
+            error = f"{error} {hint}"
+        self._show_usage_error(error)
 
     def _show(self, value: object) -> None:
         if value is not None:

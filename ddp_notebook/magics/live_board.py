@@ -23,7 +23,7 @@ from ddp_notebook.session import Session
 
 Place = Literal["auto", "here", "side", "off"]
 PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
-"""Where the last board was, in the running cell, in a panel beside the notebook, nowhere."""
+"""As the last one, in the running cell, in a panel beside the notebook, nowhere."""
 _MOST_EARLIER = 10
 """How many closed boards stay live in their cells; each holds what ranks did, for scrubbing."""
 
@@ -40,6 +40,8 @@ class NotebookBoard:
         self._earlier: deque[LiveBoard | StillBoard] = deque()
         """Closed ones, which pages may still ask."""
         self._panel = SidePanel()
+        self._beside = True
+        """The user has not asked for it in a cell."""
         self._aside = ""
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
@@ -57,12 +59,16 @@ class NotebookBoard:
         What is in the panel is in the cell, too, for pages that have no such panel. Raises
         UsageMistake.
         """
-        if place == "side" and not (can_show_widgets(self._shell) and can_have_panel()):
+        can_dock = can_have_panel() and can_show_widgets(self._shell)
+        if place == "side" and not can_dock:
             raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
         self.close()
         if place == "off":
             return
-        in_panel = place == "side" or (place == "auto" and self._panel.is_open)
+        # Beside the notebook it is seen whatever the notebook scrolls to, as Run All does.
+        if place != "auto":
+            self._beside = place == "side"
+        in_panel = can_dock and self._beside
         self._open = open_board(self._session, self._shell, self._buttons, self._memory)
         self._open.aside = self._aside
         if not in_panel:
@@ -133,11 +139,6 @@ class SidePanel:
 
     def __init__(self) -> None:
         self._panel: Any = None
-
-    @property
-    def is_open(self) -> bool:
-        """True once something was shown; also when its tab was closed on the page."""
-        return self._panel is not None
 
     def show(self, bundle: Mapping[str, Any], *, again: bool) -> None:
         """Show a MIME bundle in the panel; `again` opens it where it was closed."""

@@ -30,7 +30,8 @@ _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
 """Python text that begins like this is a mistyped option."""
 
-_ABOUT_OPTION = re.compile(r"argument (\S+):")
+_ABOUT_OPTION = re.compile(r"argument (\S+): ")
+_ARGPARSE_MISSES = "the following arguments are required: "
 _STRAIGHT = str.maketrans(dict.fromkeys("“”„‟«»″", '"') | dict.fromkeys("‘’‚‛′", "'"))
 _LONG_DASH = re.compile(rf"(?<!\S)[{DASHES}]+(?=[a-z][a-z-])")
 """Quotes and dashes as they are pasted from pages and text processors."""
@@ -140,10 +141,35 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         """Raises a UsageError that says what is wrong and what to type."""
         # A call with the option that the message is about, if one has it; else the first.
         about = _ABOUT_OPTION.match(message)
-        names = set(about[1].split("/")) if about is not None else set()
-        own = (call for call in self._calls if names & set(call.split()))
+        names = about[1].split("/") if about is not None else []
+        own = (call for call in self._calls if {*names} & {*call.split()})
         example = next(own, self._calls[0])
+        if about is not None:
+            message = f"{names[-1]} {message[about.end() :]}"
+        message = message.replace(_ARGPARSE_MISSES, f"{self.prog} needs ")
         raise UsageError(f"{message}. For example: {example}   ({self._all_options})")
+
+    # argparse's own words for these three are a programmer's: "invalid int value: 'four'".
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError:
+            kind = "a whole number" if action.type is int else "a number"
+            raise argparse.ArgumentError(action, f"needs {kind}, not {text!r}") from None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            *most, last = action.choices
+            words = f"is {', '.join(most)} or {last}, not {value!r}"
+            raise argparse.ArgumentError(action, words)
+
+    def _match_argument(self, action: argparse.Action, pattern: str) -> int:
+        try:
+            count: int = super()._match_argument(action, pattern)
+        except argparse.ArgumentError:
+            raise argparse.ArgumentError(action, "needs a value") from None
+        return count
 
     @property
     def _all_options(self) -> str:
@@ -161,7 +187,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if text is not None:
             setattr(arguments, text.attribute, source)
         if unknown:
-            message = f"unrecognized arguments: {' '.join(unknown)}"
+            what = "has no option" if unknown[0][:1] == "-" else "does not take"
+            message = f"{self.prog} {what} {' '.join(unknown)}"
             if meant := self._meant(line, unknown):
                 message = f"{message}. Did you mean: {self.prog} {meant}"
             elif self.prog.startswith("%%") and unknown[0][:1] != "-":

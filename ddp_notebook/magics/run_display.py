@@ -208,8 +208,12 @@ class RunDisplay:
             nonlocal last
             with contextlib.suppress(DDPError):  # it went meanwhile
                 last = last if gone() else session.stepping.table()
-            if region.closed and not session.record.snapshot.ready:
-                last = replace(last, title=_ENDED_EARLY, rows=(), next_call="")
+            # Once it is over a table would be read as the present state, under a board that
+            # shows another one.
+            if region.closed:
+                title = last.title if session.record.snapshot.ready else _ENDED_EARLY
+                last = replace(last, title=title, rows=(), about="", link="", details=())
+                last = replace(last, next_call="")
             return mime_bundle(_timeless(last))
 
         region = self._standing(look, lambda: gone() or session.record.snapshot.ready)

@@ -75,11 +75,9 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """torch is being loaded, once for all ranks: start time, and approximate share done."""
+    """torch is being loaded, once for all ranks: when that began."""
 
     since_ns: int
-    percent: int = 0
-    """0 for not known."""
 
 
 @dataclass(frozen=True, slots=True)

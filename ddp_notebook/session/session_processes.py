@@ -183,8 +183,9 @@ class Processes:
             raise SetupFailed(why)
         # The controller needs no torch, and takes as long to start as torch takes to load: the fork
         # server forks it between two imports. All else is forked from the loaded server.
-        began_ns = time.monotonic_ns()
-        self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
+        if not self.fork_server.ready.done():
+            self.record.note(loading=Loading(time.monotonic_ns()))
+        self.fork_server.ready.add_done_callback(self._loaded)
         self.cluster.start()
         try:
             self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
@@ -193,16 +194,14 @@ class Processes:
                 "The process that loads torch (fork server) has done nothing for "
                 f"{self.options.timeout_s:g} s: a disk or network drive may not answer."
             ) from None
-        self._show_loading(1.0)
         if self.options.init_method != "file":
             self.open_store()
         self.launch(tuple(range(self.options.world_size)))
 
-    def _show_loading(self, done: float, began_ns: int = 0) -> None:
-        """Report how much of torch the fork server has loaded (any thread)."""
-        loading = Loading(began_ns, int(100 * done)) if done < 1 and not self._closing else None
-        if loading != self.record.snapshot.loading:
-            self.record.note(loading=loading)
+    def _loaded(self, _ready: object) -> None:
+        """Report that the fork server has loaded torch, or is gone (any thread)."""
+        if self.record.snapshot.loading is not None:
+            self.record.note(loading=None)
 
     def launch(self, ranks: Ranks) -> None:
         """Start the processes of `ranks` and wait until they accept calls.

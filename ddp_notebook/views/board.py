@@ -43,6 +43,7 @@ _STATUS_COLOURS = {
     Status.DEAD: markup.BAD,
 }
 _ROLE_LOOKS = {
+    Role.CULPRIT: (markup.BAD, "failed"),
     Role.RAISED: (markup.BAD, "failed"),
     Role.REFUSED: (markup.BAD, "failed"),
     Role.GROUPLESS: (markup.WARN, "late"),
@@ -91,14 +92,11 @@ def html(board: Board) -> str:
 
 
 def loading(board: Board) -> str:
-    """How far torch is loaded, as a bar and in words; empty when it is."""
-    known = board.snapshot.loading
-    if known is None:
-        return ""
+    """For how long torch has been loading, beside a bar that only moves; empty when it is there."""
     words = escape(loading_text(board.snapshot), quote=False)
-    value = f' value="{known.percent}"' if known.percent else ""
-    bar = f'<progress max="100"{value} aria-label="torch"></progress>'
-    return f'<div class="ddp-loading" style="margin-bottom: 6px">{bar} {words}</div>'
+    bar = '<progress aria-label="torch"></progress>'
+    style = "margin-bottom: 6px"
+    return f'<div class="ddp-loading" style="{style}">{bar} {words}</div>' if words else ""
 
 
 def _table(board: Board) -> Table:

@@ -289,13 +289,12 @@ def headline(snapshot: Snapshot, known: Mapping[int, str] = MappingProxyType({})
 
 
 def loading_text(snapshot: Snapshot) -> str:
-    """``Loading torch, once for all ranks: about 45 %, 12 s``; empty when it is loaded."""
+    """``Loading torch, once for all ranks: 12 s``; empty when it is loaded."""
     loading = snapshot.loading
     if loading is None:
         return ""
     seconds = max(0, snapshot.taken_ns - loading.since_ns) // 1_000_000_000
-    share = f"about {loading.percent} %, " if loading.percent else ""
-    return f"Loading torch, once for all ranks: {share}{seconds} s"
+    return f"Loading torch, once for all ranks: {seconds} s"
 
 
 def state_word(state: RankState) -> str:

@@ -35,7 +35,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
 ) -> None:
     cells = [
         "%load_ext ddp_notebook",
-        "%ddp_init --world-size 2 --step",
+        "%ddp_init --world-size 2 --step --board here",
         HANG,
         "%ddp_save run.json --force",
         "%ddp_replay run.json",
@@ -95,7 +95,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
     lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     (lab.root / "go-on").unlink(missing_ok=True)
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", LOOP]
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2 --board here", LOOP]
     with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
         board = Board(notebook.run(1))
@@ -175,7 +175,12 @@ def test_what_a_connection_lost_for_seconds_did_not_bring_is_asked_for(
         server = route.connect_to_server()
         server.on_message(lambda m: route.send(m) if lost is None else lost.append(repr(m)))
 
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", DIES, "%ddp_board --here"]
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --world-size 2 --board here",
+        DIES,
+        "%ddp_board --here",
+    ]
     with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         page = notebook.page
         page.route_web_socket(re.compile("/channels"), pass_on)
@@ -212,7 +217,7 @@ def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
 ) -> None:
     cells = [
         "%load_ext ddp_notebook",
-        "%ddp_init --world-size 2",
+        "%ddp_init --world-size 2 --board here",
         "%ddp_bench --budget 300s",
         "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x.item())",
     ]

@@ -22,7 +22,7 @@ DEATH_SHOWN_WITHIN_S = 2.0
 LOAD, INIT, LOOP, RESTART, BOARD = range(5)
 CELLS = [
     "%load_ext ddp_notebook",
-    "%ddp_init --world-size 4",
+    "%ddp_init --world-size 4 --board here",
     """%%ddp
 import pathlib, time
 for step in range(100_000):

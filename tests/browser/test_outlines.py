@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(400)
 
 CELLS = [
     "%load_ext ddp_notebook",
-    "%ddp_init --world-size 2 --step --device cpu",
+    "%ddp_init --world-size 2 --step --device cpu --board here",
     "%%ddp\nif rank == 1:\n    dist.barrier()",
     "%ddp_save run.json --force",
     "%ddp_replay run.json",

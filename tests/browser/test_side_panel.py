@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(240)
 LOAD, INIT, TRAIN, HANG, AGAIN = range(5)
 CELLS = [
     "%load_ext ddp_notebook",
-    "%ddp_init --world-size 4 --board side",
+    "%ddp_init --world-size 4",
     """%%ddp
 ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 20))
 for step in range(150):

@@ -31,7 +31,12 @@ HANG = f"""%%ddp
 if rank == 1:
     dist.barrier()              # {HOSTILE}
 dist.all_reduce(torch.ones(3))  # {HOSTILE}"""
-CELLS = ["%load_ext ddp_notebook", "%ddp_init --world-size 2 --device cpu", HANG, "%ddp_why"]
+CELLS = [
+    "%load_ext ddp_notebook",
+    "%ddp_init --world-size 2 --device cpu --board here",
+    HANG,
+    "%ddp_why",
+]
 PAGE = "http://saved.invalid/"
 RENDER = """
 require(["@jupyter-widgets/html-manager/dist/libembed-amd"], (embed) => embed.renderWidgets());"""

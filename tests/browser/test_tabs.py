@@ -48,7 +48,15 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         f"import os, time\nopen({str(begun)!r}, 'w').close()\n"
         f"while not os.path.exists({str(go_on)!r}): time.sleep(0.1)"
     )
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, NEXT, STOP, busy]
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --world-size 3 --board here",
+        VALUES,
+        HANG,
+        NEXT,
+        STOP,
+        busy,
+    ]
     with opened(lab, browser, cells, tmp_path / "last.png", place) as notebook:
         page = notebook.page
         notebook.run(0)

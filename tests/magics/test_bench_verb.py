@@ -64,7 +64,7 @@ def test_a_run_is_exported_and_is_the_next_ones_baseline(
         ("--world-sizes two", "write numbers of ranks, such as 2,4"),
         ("--world-sizes 9", "--world-sizes 9: there are 2 ranks to take part"),
         ("--ranks 7", "Rank 7 does not exist"),
-        ("--backend mpi", "invalid choice"),
+        ("--backend mpi", "not 'mpi'"),
         ("--backend nccl", "NCCL moves data between GPUs only"),
         ("--max 100000G", "What fits: --max "),
         ("--export table.xlsx", "the name says the form"),

@@ -104,11 +104,11 @@ def test_ranks_that_cannot_be_asked_are_left_alone(
         ("%ddp_doctor --master-port 70000", "UsageError: --master-port 70000 is not a port"),
         (
             "%ddp_doctor --backend mpi",
-            "UsageError: argument --backend: invalid choice: 'mpi'",
+            "UsageError: --backend is auto, gloo or nccl, not 'mpi'",
         ),
         (
             "%ddp_doctor now",
-            "UsageError: unrecognized arguments: now. "
+            "UsageError: %ddp_doctor does not take now. "
             "For example: %ddp_doctor --world-size 4   (all options: %ddp_doctor -h)",
         ),
     ],

@@ -66,11 +66,17 @@ def test_debug_after_our_errors_does_not_land_in_our_files(
         shell.run_cell(cell)
         return capsys.readouterr().out
 
+    def refused(cell: str) -> str:
+        capsys.readouterr()
+        shell.run_cell(cell)
+        return capsys.readouterr().err
+
     opened = []
     monkeypatch.setattr(shell.InteractiveTB, "debugger", lambda force: opened.append(force))
-    assert shown("%ddp_inti").startswith("Did you mean %ddp_init")
-    assert shown("%ddp_intit").startswith("Did you mean %ddp_init")
-    assert "Did you mean" not in shown("%matplotlb inline")
+    for typo in ("%ddp_inti", "%ddp_int"):
+        error = f"UsageError: Line magic function `{typo}` not found. Did you mean %ddp_init"
+        assert refused(typo).startswith(error)
+    assert "Did you mean" not in refused("%matplotlb inline")
     shown("%%ddp\nx = 1")
     assert shown("%debug").startswith(
         "There is nothing for a debugger in the notebook: %%ddp needs"

@@ -161,7 +161,7 @@ def test_while_torch_loads_for_long_the_board_says_so_and_the_kernel_is_heard(
         cell = kernel.send("%ddp_init --world-size 2 --device cpu")
         page.read_until(lambda: bool(page.state.get("board", {}).get("loading")), "loading")
         loading = page.state["board"]["loading"]
-        assert loading["percent"] < 100 and loading["since_us"] > 0
+        assert loading["since_us"] > 0
         assert "torch is being loaded" in page.state["board"]["headline"]
         page.told.clear()
         page.read_until(lambda: [m["kind"] for m in page.told].count("beat") > 1, "signs of life")

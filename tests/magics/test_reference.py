@@ -181,7 +181,7 @@ def test_what_is_seen_in_the_code_at_which_ranks_are_paused_needs_no_answer() ->
     ("magic", "text"),
     [
         ("%ddp_step --ranks 9", "Rank 9 does not exist"),
-        ("%ddp_step --nope", "unrecognized arguments: --nope. For example: %ddp_step"),
+        ("%ddp_step --nope", "%ddp_step has no option --nope. For example: %ddp_step"),
         ("%ddp_shutdown", "The board has no button for %ddp_shutdown."),
         ("ddp_why", "The board has no button for ddp_why."),
         ("%ddp_init --world-size 4", "The board has no button for %ddp_init --world-size 4."),

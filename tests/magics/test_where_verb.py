@@ -40,7 +40,7 @@ def test_a_cell_that_lacks_a_variable_of_the_ranks_is_told_where_it_is(
 
 def test_wrong_input_says_what_to_type(shell2: Any, capsys: Capture) -> None:
     for call, expected in (
-        ("%ddp_where now", "unrecognized arguments: now. For example: %ddp_where "),
+        ("%ddp_where now", "%ddp_where does not take now. For example: %ddp_where "),
         ("%ddp_where --ranks 2", "Rank 2 does not exist: world size is 2, so ranks are 0 to 1."),
         ("%ddp_where --ranks one", "'one' is not a set of ranks: write 0, 0,2, 1-3 or all."),
     ):

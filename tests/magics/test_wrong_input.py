@@ -31,7 +31,7 @@ INIT = "%ddp_init --world-size 4"
         ),
         (
             "%ddp_init --world-size four",
-            "UsageError: argument -n/--world-size: invalid int value: 'four'. "
+            "UsageError: --world-size needs a whole number, not 'four'. "
             f"For example: {INIT}   (all options: %ddp_init -h)",
         ),
         (
@@ -51,7 +51,7 @@ INIT = "%ddp_init --world-size 4"
         ),
         (
             "%ddp_init --wrld-size 4",
-            "UsageError: unrecognized arguments: --wrld-size 4. "
+            "UsageError: %ddp_init has no option --wrld-size 4. "
             f"Did you mean: {INIT}   (all options: %ddp_init -h)",
         ),
         (
@@ -194,8 +194,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ("%ddp_push x = 3", "UsageError: %ddp_push takes names: assign the variable in a line"),
             (
                 "%ddp_push",
-                "UsageError: the following arguments are required: names. "
-                "For example: %ddp_push batch",
+                "UsageError: %ddp_push needs names. For example: %ddp_push batch",
             ),
             (
                 "%ddp_pull nothing",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import logging
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -55,7 +58,7 @@ def test_a_notebook_that_is_there_is_kept_and_it_says_so(
     notebook.write_text("edited")
     __main__.copy_notebooks(tmp_path)
     assert notebook.read_text() == "edited"
-    assert f"{notebook} exists and is kept." in capsys.readouterr().out
+    assert f"notebooks in {tmp_path}, 1 kept as they were" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_a_file_is_refused_with_the_call_to_type(
@@ -161,21 +164,45 @@ def test_what_the_demo_needs_is_named_with_the_command_to_type(
     assert not (tmp_path / "demo").exists()
 
 
-def test_as_root_it_says_what_to_type_after_jupyters_own_lines(
+class Server:
+    """Stands for Jupyter's server: it calls what it was given, as once it runs."""
+
+    public_url = "http://localhost:8888/lab/tree/01_quick.ipynb?token=1"
+
+    def __init__(self) -> None:
+        self.web_app = SimpleNamespace(settings={})
+        self.io_loop = SimpleNamespace(add_callback=lambda call: setattr(self, "start", call))
+        self.log = logging.getLogger("stand-in")
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_it_says_where_it_is_and_starts_as_root_too(
+    user: int,
     notebooks: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As in a container: "Running as root is not recommended. Use --allow-root to bypass." """
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("jupyterlab.labapp.main", lambda _: sys.exit(1))
-    folder = ["--dir", str(tmp_path / "demo")]
-    monkeypatch.setattr("sys.argv", ["ddp-notebook", "demo", *folder])
-    assert __main__.main(["demo", *folder]) == 3
-    assert f"ddp-notebook demo --allow-root --dir {folder[1]}" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        __main__.main(["demo", *folder, "--allow-root"])  # something else is wrong
+    """In a container one is root, and Jupyter would say "Use --allow-root to bypass"."""
+    given: list[str] = []
+    server = Server()
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr(
+        "jupyterlab.labapp.LabApp.initialize_server", lambda words: given.extend(words) or server
+    )
+    assert __main__.main(["demo", "--dir", str(tmp_path / "demo"), "--port", "9999"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"1 notebook in {tmp_path / 'demo'}",
+        f"Open {server.public_url}  (Ctrl-C ends it)",
+    ]
+    assert given[0] == str(tmp_path / "demo" / "01_quick.ipynb")
+    assert given[-2:] == ["--port", "9999"], "what is not ours is JupyterLab's"
+    assert ("--allow-root" in given) is (user == 0)
+    [workspace] = (tmp_path / "demo" / ".workspaces").iterdir()
+    layout = json.loads(workspace.read_text())["data"]["layout-restorer:data"]
+    assert layout["left"]["collapsed"], "the list of files is folded at first"
+    hook = server.web_app.settings["page_config_hook"]
+    assert hook(None, {"disabledExtensions": ["theirs"]})["disabledExtensions"][0] == "theirs"
 
 
 def test_options_that_nobody_takes_are_refused(

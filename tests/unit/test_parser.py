@@ -38,9 +38,12 @@ def test_a_wrong_line_names_the_right_call(line: str, call: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("ddp --step", "expected one argument. For example: %%ddp --step collective "),
-        ("ddp_init 4", "unrecognized arguments: 4. For example: %ddp_init --world-size 4 "),
-        ("ddp_wait --timeout soon", "invalid float value: 'soon'. For example: %ddp_wait --timeou"),
+        ("ddp --step", "--step needs a value. For example: %%ddp --step collective "),
+        ("ddp_init 4", "%ddp_init does not take 4. For example: %ddp_init --world-size 4 "),
+        (
+            "ddp_wait --timeout soon",
+            "--timeout needs a number, not 'soon'. For example: %ddp_wait --ti",
+        ),
     ],
 )
 def test_a_wrong_value_is_answered_with_a_call_that_has_the_option(line: str, words: str) -> None:

@@ -859,3 +859,5 @@ def test_jobs_that_run_stand_first_in_the_list_and_a_page_gets_a_table() -> None
     for listed in (find.text([ended, runs]), find.html([ended, runs])):
         assert listed.index("new") < listed.index("old.py")
     assert "<table" in listed and "new&lt;b&gt;.py" in listed
+    running, folded = listed.split("<details><summary>1 job ended")
+    assert "%ddp_attach 3<" in running and "%ddp_attach 1<" in folded, "a call to copy in each row"

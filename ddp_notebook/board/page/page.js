@@ -184,11 +184,9 @@ class Page {
   drawLoading(loading, now) {
     this.loading.hidden = !loading;
     if (!loading) return;
-    const bar = this.loading.firstChild ?? make("progress", { max: "100", "aria-label": "Loading torch" });
+    const bar = this.loading.firstChild ?? make("progress", { "aria-label": "Loading torch" });
     if (!bar.parentNode) this.loading.append(bar, make("span"));
-    if (loading.percent) bar.value = loading.percent;
-    const share = loading.percent ? `about ${loading.percent} %, ` : "";
-    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${share}${formatAge(now - loading.since_us)}`;
+    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${formatAge(now - loading.since_us)}`;
   }
 
   /** What changes by itself: ages, and whether a kernel is there. */

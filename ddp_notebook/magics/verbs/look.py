@@ -36,6 +36,7 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
         return ui.attached.board()
     ui.session.pool.need("%ddp_board")
     if not ui.output.is_live:
+        ui.say("A live board needs Jupyter. This one, in a terminal, does not change by itself:\n")
         return ui.session.status()
     # sidecar in the kernel says nothing of the page, which needs its extension, too; without it the
     # board in the cell stays visible.

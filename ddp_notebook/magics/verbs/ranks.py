@@ -136,7 +136,8 @@ INIT = Verb(
         Option("--step", "pause before the first stage; %ddp_step continues"),
         Option(
             "--board",
-            "in this cell, beside the notebook, nowhere; auto: as the last",
+            "in this cell, beside the notebook, nowhere; auto: as the last, the first beside the "
+            "notebook where jupyter-widgets' sidecar is installed",
             choices=PLACES,
         ),
         Option(
