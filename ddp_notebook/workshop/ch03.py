@@ -56,7 +56,7 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
     """The one with the wrong port, and rank 0, which waits for it inside the store."""
     prediction, found = answer
     inside = tuple(
-        rank for rank, doing in (found.doing or {}).items() if doing.startswith("waits in store")
+        rank for rank, doing in (found.doing or {}).items() if doing.startswith("waiting in store")
     )
     if not inside:
         raise WrongAnswer(

@@ -195,7 +195,7 @@ if rank == 1:
         (
             STORE,
             "rank 0 finished; rank 1 waiting",
-            "waits for the store's key 'never/set'",
+            "waiting for the store's key 'never/set'",
             "• Rank 1 is waiting",
         ),
     ],

@@ -19,10 +19,10 @@ def found(category: Category, ranks: tuple[int, ...], *, passing: bool = False) 
 WRONG_PORT = Diagnosis(
     (),
     {
-        0: "waits in store (init_process_group (alone.py, line 13))",
-        1: "waits in store (init_process_group (alone.py, line 13))",
-        2: "waits in process-group (init_process_group (alone.py, line 13))",
-        3: "waits in process-group (init_process_group (alone.py, line 13))",
+        0: "waiting in store: `init_process_group` (alone.py, line 13)",
+        1: "waiting in store: `init_process_group` (alone.py, line 13)",
+        2: "waiting in process-group: `init_process_group` (alone.py, line 13)",
+        3: "waiting in process-group: `init_process_group` (alone.py, line 13)",
     },
     4,
 )

@@ -160,7 +160,7 @@ _STATES = {
     Phase.ISSUED: ("waits", "wait"),
     Phase.DONE: ("has called", "have called"),
     Phase.FAILED: ("has failed", "have failed"),
-    Phase.REFUSED: ("was rejected", "were rejected"),
+    Phase.REFUSED: ("arrived", "arrived"),
 }
 """What one rank, or several, did with a collective."""
 

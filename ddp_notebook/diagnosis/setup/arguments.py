@@ -185,7 +185,7 @@ def _differing(name: str, values: Mapping[int, str], case: Case) -> Finding:
         "env-mismatch.differs",
         culprits,
         waiting=case.waiting,
-        evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
+        evidence=by_ranks({r: f"{name}={value}" for r, value in sorted(values.items())}),
         majority=who,
         right=right,
         **facts,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_notebook.diagnosis import catalogue, diagnose_run, progress
+from ddp_notebook.diagnosis.collectives.p2p import unequal_counts
 from ddp_notebook.diagnosis.collectives.wait_graph import wait_graph
 from ddp_notebook.model import (
     Activity,
@@ -145,7 +146,7 @@ class StallDetector:
         waits = case.waiting or case.where(Activity.SILENT)
         if not waits or still_s < _limit_s(case, still_s):
             return None
-        facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
+        facts = tuple(f"rank {rank}: {text}" for rank, text in (self.latest.doing or {}).items())
         finding = _unexplained(case, facts, still_s)
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
@@ -183,7 +184,7 @@ def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
         kind,
         ranks,
         waiting=case.waiting,
-        evidence=facts,
+        evidence=(*unequal_counts(case.collectives), *facts),
         program=process.program,
         why_not=process.cannot_answer,
         still_s=UNDECIDED_AFTER_S if ranks else still_s,
