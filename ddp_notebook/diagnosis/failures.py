@@ -177,11 +177,7 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
         "undecided.waiting-for-long",
         (),
         waiting=stuck,
-        evidence=(
-            *unequal_counts(case.collectives),
-            *(f"rank {e.rank}: {doing(e)}" for e in case.ranks),
-            *stores,
-        ),
+        evidence=(*unequal_counts(case.collectives), *stores),
         waited_s=longest_s,
     )
 
