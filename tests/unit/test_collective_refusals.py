@@ -278,7 +278,7 @@ def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group()
     assert finding.evidence[-1].startswith("rank 3: `new_group` of [0-1], [2-3]; group 2 at train")
     finding = diagnose_run(making(stuck, lists, called="dp", of_mesh=True)).findings[0]
     assert (finding.category, finding.ranks) == (Category.MESH_MISMATCH, (3,))
-    assert finding.cause.endswith(f"of {name_ranks((0, 2))} (dp)")
+    assert finding.cause.endswith(f"list {name_ranks((0, 2))} (dp)")
 
 
 def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_made_one() -> None:
