@@ -123,7 +123,7 @@ def _where(ui: CallerUi, args: argparse.Namespace) -> StackTree | None:
 WHERE = Verb(
     "ddp_where",
     about="Show which line each rank is at, at any time: the Python stacks of all ranks as one "
-    "tree. Returns a StackTree.",
+    "tree, with the whole traceback of a rank that raised. Returns a StackTree.",
     examples=(
         ("%ddp_where --ranks 0,2 --locals", "the stacks of two ranks, with their variables"),
         ("%ddp_where", "the stacks of all ranks, merged into one tree"),

@@ -148,7 +148,8 @@ def without_ours(
     told = {known[-1], *users}
     own = [chain[at] for at in known if at in told]
     hidden = len(known) - known.index(users[0]) - len(own)
-    notice = f"[{model.counted(hidden, 'frame')} of libraries not shown]\n" * bool(hidden)
+    frames = model.counted(hidden, "frame")
+    notice = f"[{frames} of libraries hidden; all frames: %ddp_where]\n" * bool(hidden)
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
     for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):
