@@ -199,7 +199,7 @@ def test_of_a_rank_that_raised_the_whole_traceback_is_shown(session: Session) ->
     (branch,) = session.where().branches
     assert branch.ranks == (0, 1, 2)
     first, *libraries = branch.frames
-    assert (first.line, first.library) == (2, False)
+    assert (first.line, first.library) == (3, False)
     assert libraries and all(frame.library for frame in libraries)
     assert "Linear.forward()" in stacks.text(session.where()).splitlines()[-1]
 
