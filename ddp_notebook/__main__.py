@@ -151,7 +151,7 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     except SystemExit as end:
         if end.code == 1 and os.geteuid() == 0 and "--allow-root" not in for_jupyter:
             again = " ".join(["ddp-notebook demo --allow-root", *sys.argv[2:]])
-            raise UsageMistake(f"JupyterLab starts as root only when told to: {again}") from None
+            raise UsageMistake(f"JupyterLab refuses to start as root. Type: {again}") from None
         raise
     return 0
 

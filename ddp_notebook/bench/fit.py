@@ -44,7 +44,7 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit:
         raise ValueError("fit needs one time for each of its sizes, and each size once")
     points = sorted(zip(sizes_bytes, times_s, strict=True))
     if len(points) < LEAST_SIZES:
-        raise NoFit(f"a fit needs at least {LEAST_SIZES} sizes, and there are {len(points)}")
+        raise NoFit(f"expected at least {LEAST_SIZES} sizes, got {len(points)}")
     if points[0][0] <= 0 or min(times_s) <= 0:
         raise NoFit("a fit needs sizes and times of more than 0")
     sizes, times = (np.array(column, float) for column in zip(*points, strict=True))

@@ -212,7 +212,7 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
     )
     for model, words in {
         "nothing_there": "ranks 0 and 1: there is no 'nothing_there'",
-        "number": "number is of type int: a torch module is needed",
+        "number": "number is of type int; expected a torch module",
         "frozen": "no parameter of frozen requires a gradient",
         "odd": "odd is not the same on all ranks.* on rank 1, ",
         "opaque": "give samples with --data batch",

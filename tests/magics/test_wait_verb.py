@@ -243,7 +243,7 @@ def test_a_script_is_held_stepped_and_detached(
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("%ddp_wait", "UsageError: There is nothing to wait for: no rank is in a cell"),
+        ("%ddp_wait", "UsageError: There is nothing to wait for: no cell or script"),
         ("%ddp_wait --timeout -1", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout nan", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout soon", "UsageError: argument --timeout: invalid float value"),

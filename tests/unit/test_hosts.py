@@ -189,10 +189,10 @@ def test_a_job_of_slurms_is_asked_on_each_of_its_hosts_and_overlaps_it(slurm: Pa
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        ("14", "Job 14 of Slurm cannot be looked at: it does not run, but is pending."),
+        ("14", "Slurm job 14 cannot be looked at: it does not run, but is pending."),
         ("16", "several jobs of this array run: name one"),
         ("99", "Invalid job id specified"),
-        ("-x", "is no number of a job of Slurm's"),
+        ("-x", "is not the number of a Slurm job"),
     ],
 )
 def test_jobs_of_slurms_that_cannot_be_looked_at_are_refused_in_words(

@@ -346,7 +346,7 @@ def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_wh
     assert by_rank.job.first.attempt == 0
     assert first is not None
     shutil.rmtree(first)
-    with pytest.raises(UsageMistake, match=r"The record of job 4194305 .* is no more"):
+    with pytest.raises(UsageMistake, match=r"The record of job 4194305 .* is gone"):
         by_rank.why()
 
 

@@ -148,7 +148,7 @@ def test_a_group_built_anew_ends_what_was_begun() -> None:
     made, _ = scripted(2, record)
     made.step()
     record.note(generation=5)
-    with pytest.raises(UsageMistake, match=r"built again in between\. Begin again: %ddp_wrap net"):
+    with pytest.raises(UsageMistake, match=r"has been rebuilt since\. Begin again: %ddp_wrap net"):
         made.step()
 
 

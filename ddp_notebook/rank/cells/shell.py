@@ -70,9 +70,7 @@ class RankShell(Component):
         def enable_gui(gui: str | None = None) -> Any:
             # A window's event loop would run in place of the engine's, and the rank hear no more.
             if (gui or "").startswith(_WITH_WINDOWS):
-                raise UsageError(
-                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
-                )
+                raise UsageError(f"A rank has no display for {gui!r}. Type: %matplotlib inline")
             return enable(gui)
 
         self.shell.enable_gui = enable_gui
