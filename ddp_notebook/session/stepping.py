@@ -224,6 +224,6 @@ def _step_construction(wrapping: Wrap, ranks: Ranks | None, to: str | None) -> S
     stages = {stage.value: stage for stage in WrapStage} | {END: WrapStage.REDUCER}
     if to is not None and to not in stages:
         raise UsageMistake(
-            f"{wrapping.name} is being wrapped: --to must be one of {', '.join(stages)}, not {to!r}."
+            f"{wrapping.name} is being wrapped: --to is one of {', '.join(stages)}, not {to!r}."
         )
     return wrapping.step(stages[to] if to is not None else None)

@@ -103,7 +103,7 @@ def test_times_that_do_not_grow_tell_no_bandwidth() -> None:
 
 
 def test_too_few_sizes_are_refused() -> None:
-    with pytest.raises(NoFit, match="at least 4 sizes, and there are 3"):
+    with pytest.raises(NoFit, match="at least 4 sizes, got 3"):
         fit(SIZES[:3], times(1e-4, 1e9)[:3])
 
 

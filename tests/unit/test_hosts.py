@@ -207,7 +207,7 @@ def test_without_slurm_it_is_said_where_the_option_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageMistake, match="There is no squeue here: --slurm works where"):
+    with pytest.raises(UsageMistake, match="squeue is not installed here: use --slurm where"):
         hosts.named([], slurm="12")
     with pytest.raises(UsageMistake, match="Give --slurm or a job, not both"):
         hosts.named(["12"], slurm="12")

@@ -232,7 +232,10 @@ def test_a_number_that_no_process_can_have_is_not_shown_as_another() -> None:
 
 @pytest.mark.parametrize(
     ("pid", "why"),
-    [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch: it is not a rank")],
+    [
+        (2**22 + 5, "There is no process"),
+        (os.getpid(), "has not loaded torch: it is neither a rank"),
+    ],
     ids=["no process", "this one"],
 )
 def test_a_pid_that_is_no_prepared_rank_is_told_why(
@@ -361,7 +364,7 @@ def test_who_started_a_launcher_names_its_job_and_one_of_several_is_to_be_named(
 
     assert hosts.named([str(os.getpid())]).name == "job 7 (train.py)"
     started[os.getpid()] = (7, 8)
-    with pytest.raises(UsageMistake, match="several jobs: name one by its pid: 7, 8"):
+    with pytest.raises(UsageMistake, match="several jobs. Name one by its pid: 7, 8"):
         hosts.named([str(os.getpid())])
 
 
