@@ -39,7 +39,7 @@ def test_a_rank_that_is_about_to_begin_is_claimed_before_it_says_so() -> None:
 
 def test_of_a_paused_rank_it_is_said_once_that_it_is_paused() -> None:
     state = RankState(0, status=Status.RUNNING, doing="paused at cell 7, line 2")
-    with pytest.raises(UsageMistake, match=r"paused before a line \(cell 7\)\. Let it go on"):
+    with pytest.raises(UsageMistake, match=r"paused before a line \(cell 7\)\. Let it continue"):
         idle_ranks(None, "%%ddp", Snapshot(ranks=(state,)), {0: "cell 7"}, lambda: {0: "a line"})
 
 
