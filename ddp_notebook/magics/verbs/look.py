@@ -170,8 +170,8 @@ STEP = Verb(
     "ddp_step",
     about="Move paused ranks to the next line, past the next collective, or through the next "
     "stage of setup or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
-    "waits. Before Python 3.12, a trace function of yours, such as coverage's, sees nothing of a "
-    "thread while that is stepped, and gets it back then.",
+    "waits. Before Python 3.12, a trace function of yours, such as coverage's, is off in a "
+    "thread while that is being stepped.",
     examples=(
         ("%ddp_step --ranks 1", "rank 1 alone one line, one collective or one stage further"),
         ("%ddp_step", "every paused rank"),
