@@ -51,7 +51,7 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit:
     regimes, errors = _best(sizes, times)
     typical = math.sqrt(float(np.mean(errors**2)))
     if typical > MOST_ERROR:
-        raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
+        raise NoFit(f"the curve does not fit (typical error {typical:.0%})")
     # By an F-test at about 5 %: do the bytes explain more of the last line's sizes than a latency
     # alone would? Of a perfect fit nothing is left to explain, so a little is assumed.
     last = sizes >= regimes[-1].from_bytes

@@ -90,7 +90,7 @@ def test_half_of_the_bandwidth_of_two_lines_is_where_it_is_first_reached() -> No
 
 def test_what_no_model_explains_is_refused() -> None:
     wild = [10.0 ** (power % 3 - 4) for power in range(len(SIZES))]
-    with pytest.raises(NoFit, match=r"off by \d+%"):
+    with pytest.raises(NoFit, match=r"typical error \d+%"):
         fit(SIZES, wild)
 
 
