@@ -299,7 +299,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 
 
 def _read(e: RankReport, case: Case) -> _Reading | None:
-    """What a rank's error means; None when it is only a victim."""
+    """Return the meaning of a rank's error; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
         own = ("cause", first_line(e).rstrip(".")), ("remedy", e.error.remedy)
         return _Reading(e.error.category, own)

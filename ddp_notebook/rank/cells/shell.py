@@ -55,7 +55,7 @@ class RankShell(Component):
         self._blank = 0
         """Empty lines that the cell begins with, and that IPython leaves out."""
         self._notice = ""
-        """What the traceback that is being shown leaves out."""
+        """The line that says what the traceback being shown leaves out."""
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
