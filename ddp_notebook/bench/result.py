@@ -187,7 +187,7 @@ class BenchRun:
     notes: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     links: str = ""
-    """The links between the GPUs of the ranks, in a clause; empty on CPUs, and where it is not known."""
+    """The links between the ranks' GPUs, in a clause; empty on CPUs, and where they are unknown."""
     limit_gb_per_s: float = 0.0
     """The most that a GPU can send by them; 0 where it is not known."""
     ended: str = ""
