@@ -33,6 +33,8 @@ LONG_STILL_S = 5.0
 
 IN_A_TITLE = 60
 """How much of an error's message a title has."""
+_LONGEST_IN_A_TITLE, _LEAST = 82, 30
+"""How much of an error with its place a title has, and how much of its message at least."""
 _BESIDE_OTHERS = 160
 """How much of an error stands beside what the other ranks do."""
 
@@ -135,8 +137,10 @@ def raised_words(name: str, text: str, path: Sequence[Place], most: int = IN_A_T
     `path` are the user's lines that it passed through; of the message so many characters.
     """
     lines = _ADDRESS.sub("", without_ports(text).strip()).splitlines()
-    what = f"{name}: {cut(lines[0], most)}" if lines else name
-    return f"{what} at {path[-1]}" if path else what
+    at = f" at {path[-1]}" if path else ""
+    if most == IN_A_TITLE:  # the whole of it is short: of the message there is what room is left
+        most = max(_LEAST, min(most, _LONGEST_IN_A_TITLE - len(name) - len(at)))
+    return (f"{name}: {cut(lines[0], most)}" if lines else name) + at
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")

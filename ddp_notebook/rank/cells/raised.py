@@ -43,9 +43,13 @@ def message_of(error: BaseException) -> str:
     if inner and lines:
         outer = " ".join(before.removesuffix("Original ").split()).strip("- :.")
         last = next((line for line in reversed(lines) if line.startswith(name)), lines[-1])
-        own = last.strip().removeprefix(f"{name}: ")
+        own = _MODULE.sub("", last.strip().removeprefix(f"{name}: "))
         text = f"{own} ({outer})\n{text}" if outer else f"{own}\n{text}"
     return text[:_LONGEST_TEXT]
+
+
+_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+: )")
+"""The module before an error's name, which Python writes and torch keeps."""
 
 
 def missing_path(error: BaseException) -> str:
