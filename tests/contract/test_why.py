@@ -338,7 +338,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     ranks.run_script(str(train), detach=True)
     error = ranks.wait().error
     assert error.diagnosis.findings[0].cause.endswith(
-        " raised KeyError: 'sample 3' (Caught KeyError in DataLoader worker process 0) "
+        " raised KeyError: 'sample 3' (Caught KeyError in DataL… "
         "at train.py, line 14, in __getitem__"
     )
     ranks.abort()
