@@ -39,7 +39,7 @@ INIT = "%ddp_init --world-size 4"
         ),
         (
             "%ddp_init --backend nccl --device cpu",
-            "UsageError: NCCL moves data between GPUs only, so --backend nccl cannot go with "
+            "UsageError: NCCL moves data between GPUs only, so --backend nccl does not go with "
             "--device cpu. Type: %ddp_init --world-size 4 --backend gloo --device cpu",
         ),
         (
