@@ -33,8 +33,6 @@ LONG_STILL_S = 5.0
 
 IN_A_TITLE = 60
 """How much of an error's message a title has."""
-_LONGEST_IN_A_TITLE, _LEAST = 82, 30
-"""How much of an error with its place a title has, and how much of its message at least."""
 _BESIDE_OTHERS = 160
 """How much of an error stands beside what the other ranks do."""
 
@@ -138,8 +136,9 @@ def raised_words(name: str, text: str, path: Sequence[Place], most: int = IN_A_T
     """
     lines = _ADDRESS.sub("", without_ports(text).strip()).splitlines()
     at = f" at {path[-1]}" if path else ""
-    if most == IN_A_TITLE:  # the whole of it is short: of the message there is what room is left
-        most = max(_LEAST, min(most, _LONGEST_IN_A_TITLE - len(name) - len(at)))
+    if most == IN_A_TITLE:
+        # A title has 100 characters: the message gets what who, the type and the place leave of it.
+        most = max(most // 2, min(most, 82 - len(name) - len(at)))
     return (f"{name}: {cut(lines[0], most)}" if lines else name) + at
 
 
