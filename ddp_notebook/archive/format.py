@@ -194,7 +194,7 @@ def _check(saved: SavedRun) -> None:
     for moment in saved.moments:
         if moment.event is not None and moment.event.rank not in (SESSION, *everyone):
             raise DecodeError(
-                f"has an event of rank {moment.event.rank}, which is not there", "moments"
+                f"has an event of rank {moment.event.rank}, which is missing", "moments"
             )
     if saved.case is not None:
         _check_case(saved.case, everyone)
@@ -203,8 +203,8 @@ def _check(saved: SavedRun) -> None:
 def _check_case(case: Case, everyone: range) -> None:
     ranks = [report.rank for report in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
-        raise DecodeError("must have ranks that are there, each once", "case.ranks")
+        raise DecodeError("must have existing ranks, each once", "case.ranks")
     collectives = case.collectives
     members = {rank for group in collectives.groups.values() for rank in group}
     if not members | set(collectives.of) | set(collectives.first) <= set(everyone):
-        raise DecodeError("are of ranks that are not there", "case.collectives")
+        raise DecodeError("are of ranks that are missing", "case.collectives")

@@ -57,8 +57,8 @@ class Replay:
             raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
         if size_bytes > LARGEST_FILE:
             raise UsageMistake(
-                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
-                f"than {format_bytes(LARGEST_FILE)}. Save the run again: %ddp_save FILE"
+                f"{file} is too large: it has {format_bytes(size_bytes)}, and a saved run has at "
+                f"most {format_bytes(LARGEST_FILE)}. Save the run again: %ddp_save FILE"
             )
         return cls(_decoded(file, text), file.name)
 
@@ -117,7 +117,7 @@ class Replay:
         # The evidence has the user's lines alone; whole stacks would be saved beside it.
         paths = {e.rank: e.path for e in self._case("%ddp_where").ranks if e.path}
         if not paths:
-            raise UsageMistake("No rank ran code of yours when the run was saved.")
+            raise UsageMistake("No rank was running your code when the run was saved.")
         return paths
 
     def output(self, rank: int) -> str:
@@ -129,7 +129,7 @@ class Replay:
         text = "".join(item.text for item in log.items())
         if not text:
             raise UsageMistake(
-                f"{self.name} has nothing that rank {rank} wrote. Output is saved only with "
+                f"{self.name} has no output of rank {rank}. Save the run with its output: "
                 "%ddp_save FILE --output"
             )
         return text
@@ -168,7 +168,7 @@ class Replay:
         case = self.saved.case
         if case is None:
             raise UsageMistake(
-                f"{verb} has nothing to go by: no rank was left to ask when {self.name} was saved."
+                f"{verb} has no facts: no rank was left to ask when {self.name} was saved."
             )
         return replace(case)
 
@@ -212,7 +212,7 @@ def _decoded(file: Path, text: bytes) -> SavedRun:
     except ValueError:
         ours = f'"{KEY}"'.encode() in text or text.startswith(_BEGINS)
         if ours:
-            raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
+            raise _damaged(file, "it is not complete JSON; was all of it copied?") from None
         raise _foreign(file) from None
     wire = whole.get(KEY) if isinstance(whole, dict) else None
     if not isinstance(wire, dict) or wire.get("format") != FORMAT:

@@ -125,7 +125,7 @@ def check_target(path: str | os.PathLike[str], force: bool, verb: str = "%ddp_sa
     if target.is_dir():
         raise UsageMistake(f"{target} is a folder. Name a file in it: {verb} {target}/run.json")
     if not target.parent.is_dir():
-        raise UsageMistake(f"There is no folder {target.parent}. Make it first, or name another.")
+        raise UsageMistake(f"Folder {target.parent} does not exist. Create it, or name another.")
     if os.path.lexists(target) and not force:
         raise _exists(target, verb)
     return target

@@ -44,14 +44,14 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit:
         raise ValueError("fit needs one time for each of its sizes, and each size once")
     points = sorted(zip(sizes_bytes, times_s, strict=True))
     if len(points) < LEAST_SIZES:
-        raise NoFit(f"a fit needs at least {LEAST_SIZES} sizes, and there are {len(points)}")
+        raise NoFit(f"expected at least {LEAST_SIZES} sizes, got {len(points)}")
     if points[0][0] <= 0 or min(times_s) <= 0:
         raise NoFit("a fit needs sizes and times of more than 0")
     sizes, times = (np.array(column, float) for column in zip(*points, strict=True))
     regimes, errors = _best(sizes, times)
     typical = math.sqrt(float(np.mean(errors**2)))
     if typical > MOST_ERROR:
-        raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
+        raise NoFit(f"the curve does not fit (typical error {typical:.0%})")
     # By an F-test at about 5 %: do the bytes explain more of the last line's sizes than a latency
     # alone would? Of a perfect fit nothing is left to explain, so a little is assumed.
     last = sizes >= regimes[-1].from_bytes

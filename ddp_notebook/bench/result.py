@@ -187,9 +187,9 @@ class BenchRun:
     notes: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     links: str = ""
-    """What joins the GPUs of the ranks, in a clause; empty on CPUs, and where it is not known."""
+    """The links between the ranks' GPUs, in a clause; empty on CPUs, and where they are unknown."""
     limit_gb_per_s: float = 0.0
-    """What a GPU can send at most by that; 0 where it is not known."""
+    """The most that a GPU can send by them; 0 where it is not known."""
     ended: str = ""
     """Why it ended early; empty if it did not."""
     started: str = ""

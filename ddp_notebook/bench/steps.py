@@ -300,8 +300,8 @@ def summarise(
     notes = [*about.notes, *_notes(result)]
     if len(done) < rounds and not about.problem:
         notes.append(
-            f"The budget was enough for {len(done)} of {rounds} rounds: a disturbance of a moment "
-            "may have fallen on one point alone. A larger --budget gives the others."
+            f"The budget was enough for {len(done)} of {rounds} rounds, so a short disturbance may "
+            "have affected a single point. A larger --budget gives the others."
         )
     return replace(result, notes=tuple(notes), break_even=break_even(result.main_points))
 
@@ -393,18 +393,18 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
     """Yield what the reader should know about the numbers."""
     ranks, cores, threads = result.world_size, result.cores, result.threads
     if ranks == 1:
-        yield "One rank sends nothing: there is no communication to tell apart."
+        yield "One rank sends nothing: there is no communication to measure."
         return
     if result.device == "cpu" and cores < ranks * threads:
         yield (
-            f"{ranks} ranks of {threads} threads share {cores} cores: they wait for each other's "
-            "turn on a core, and one rank alone, which has them all, is far ahead. Efficiency here "
-            "says how crowded the machine is, not how DDP scales."
+            f"{ranks} ranks of {threads} threads share {cores} cores: they take turns, while "
+            "a single rank has all the cores. Efficiency here shows how crowded the machine is, "
+            "not how DDP scales."
         )
     elif result.device == "cpu" and cores < ranks * (threads + 1):
         yield (
-            f"{ranks} ranks compute on all {cores} cores, so none is free to communicate beside "
-            "it: what overlaps slows the backward down, and little is hidden."
+            f"{ranks} ranks compute on all {cores} cores, so none is free for communication: "
+            "overlapping it slows the backward down and hides little."
         )
     unsure = {p.batch for p in result.points if p.exposed_interval_us[0] <= 0}
     if unsure:
@@ -425,8 +425,8 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     if impossible:
         reason = (
             f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
-            "one of all ranks, which cannot be: something else slowed it down, so there is no "
-            "efficiency to tell"
+            "one of all ranks, which is impossible: something else slowed it down, so no "
+            "efficiency is given"
         )
         judged.append((Trust.NOISY, reason))
     few = [p for p in points if len(p.times_us) < 8]

@@ -124,12 +124,12 @@ def _of_curve(curve: Curve) -> Iterable[str]:
     if curve.straggler is not None:
         yield (
             f"Rank {curve.straggler} joins {duration(curve.straggler_late_us / 1e6)} after the "
-            "others, at most sizes: they wait for it, and what is measured is its delay."
+            "others at most sizes: they wait for it, so this measures its delay."
         )
     if curve.fit is not None:
         yield _explained(curve.fit)
     elif curve.no_fit and curve.world_size > 1:
-        yield f"No latency and bandwidth are given: {curve.no_fit}."
+        yield f"No latency/bandwidth estimate: {curve.no_fit}."
     if not curve.operation.sized and curve.points:
         yield f"A barrier takes {duration(curve.points[0].latency_us / 1e6)}."
 
@@ -143,8 +143,8 @@ def _bound_by_host(curve: Curve) -> str:
         return ""
     issue = duration(statistics.median(max(p.issue_us) for p in bound) / 1e6)
     return (
-        f"Up to {format_bytes(bound[-1].size_bytes)} the host is the limit and not the GPUs: to "
-        f"issue one takes {issue}, about as long as one takes."
+        f"Up to {format_bytes(bound[-1].size_bytes)} the host is the limit, not the GPUs: "
+        f"issuing one takes {issue}, about as long as running it."
     )
 
 
@@ -168,7 +168,7 @@ def _explained(fit: Fit) -> str:
         power = 1 << (int(flat).bit_length() - 1)
         words = f"Below {format_bytes(power)} you pay {latency} however little you send. "
     else:
-        words = f"Even the least costs {latency}. "
+        words = f"Even the smallest costs {latency}. "
     per_mib = duration(2**20 / fit.bandwidth_bytes_per_s)
     words += f"Large tensors move at {bandwidth:.3g} GB/s: each MiB more costs {per_mib}. "
     if fit.half_bandwidth_bytes <= fit.to_bytes:

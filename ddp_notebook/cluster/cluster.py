@@ -362,8 +362,8 @@ class IPyParallelCluster:
             answer.get(timeout_s)
         except TimeoutError:
             raise UsageMistake(
-                f"The ranks have not answered within {timeout_s:g} s; they may have taken "
-                f"{', '.join(values)} later. Look: %ddp_vars"
+                f"The ranks did not answer within {timeout_s:g} s, and may still take "
+                f"{', '.join(values)} later. Check: %ddp_vars"
             ) from None
         except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
             why = str(error)

@@ -316,7 +316,7 @@ def _shown(context: Context, findings: Iterable[Finding], notes: list[str]) -> l
 
 
 def _failure(error: Exception) -> str:
-    """What failed in our own code, and where."""
+    """Say what failed in our own code, and where."""
     where = extract_tb(error.__traceback__)[-1]
     text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
     return f"{text}, {Path(where.filename).name}:{where.lineno}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ddp_notebook.diagnosis import catalogue
+from ddp_notebook.diagnosis.collectives.p2p import unequal_counts
 from ddp_notebook.diagnosis.progress import IN_A_TITLE, doing, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
@@ -176,7 +177,7 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
         "undecided.waiting-for-long",
         (),
         waiting=stuck,
-        evidence=(*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *stores),
+        evidence=(*unequal_counts(case.collectives), *stores),
         waited_s=longest_s,
     )
 
@@ -240,7 +241,7 @@ def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | N
         "straggler.interrupted" if late else "early-exit.interrupted",
         ranks,
         waiting=waiting,
-        evidence=(*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),
+        evidence=(*facts, *(f"rank {report.rank}: {doing(report)}" for report in stay)),
         places=tuple(sorted(places)),
     )
 

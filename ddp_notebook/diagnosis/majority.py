@@ -66,8 +66,9 @@ def outvoted(values: Mapping[int, Hashable]) -> Ranks:
 
 
 def each_with(texts: Mapping[int, str]) -> str:
-    """Which ranks have which of several texts: ``0.1 on rank 0, and 0.2 on rank 1``."""
-    return ", and ".join(f"{text} on {name_ranks(ranks)}" for ranks, text in by_value(texts))
+    """Which ranks have which of several texts: ``0.1 on rank 0 and 0.2 on rank 1``."""
+    *first, last = (f"{text} on {name_ranks(ranks)}" for ranks, text in by_value(texts))
+    return " and ".join(filter(None, (", ".join(first), last)))
 
 
 def by_ranks(of: Mapping[int, U], text: Callable[[U], str] = str) -> tuple[str, ...]:

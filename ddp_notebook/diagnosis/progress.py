@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddp_notebook.diagnosis.majority import each_with
 from ddp_notebook.model import (
     HAS_FAILED,
+    NOT_SENT,
     OWN_STORE,
     Activity,
     Place,
@@ -134,8 +135,11 @@ def raised_words(name: str, text: str, path: Sequence[Place], most: int = IN_A_T
     `path` are the user's lines that it passed through; of the message so many characters.
     """
     lines = _ADDRESS.sub("", without_ports(text).strip()).splitlines()
-    what = f"{name}: {cut(lines[0], most)}" if lines else name
-    return f"{what} at {path[-1]}" if path else what
+    at = f" at {path[-1]}" if path else ""
+    if most == IN_A_TITLE:
+        # A title has 100 characters: the message gets what who, the type and the place leave of it.
+        most = max(most // 2, min(most, 82 - len(name) - len(at)))
+    return (f"{name}: {cut(lines[0], most)}" if lines else name) + at
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
@@ -168,9 +172,6 @@ def differing_variables(failed: Sequence[RankReport]) -> tuple[str, ...]:
 
 def _failure(report: RankReport) -> str:
     """The error of a rank; one of setup, which has no line, is a sentence by itself."""
-    if report.error.type == MISMATCH:  # the finding says it of all ranks
-        at = f" at {report.error.at[-1]}" if report.error.at else ""
-        return f"its collective{at} did not match, and was not sent"
     if not report.error.at and report.error.text.strip():
         return cut(report.error.text.strip().splitlines()[0], _BESIDE_OTHERS)
     return raised_words(report.error.type, report.error.text, report.error.at, _BESIDE_OTHERS)
@@ -179,26 +180,40 @@ def _failure(report: RankReport) -> str:
 _DOES = {
     Activity.BUSY: ("busy: {}", "busy"),
     Activity.HELD: ("paused {}", "paused (by %ddp_step)"),
-    Activity.DEAD: ("its process is gone", "its process is gone"),
+    Activity.DEAD: ("process gone", "process gone"),
     Activity.IDLE: ("idle", "idle"),
-    Activity.SILENT: ("does not answer ({})", "does not answer"),
+    Activity.SILENT: ("no answer ({})", "no answer"),
 }
 """The words for an activity: with what the rank does, and where that is not known."""
 
 
+def _awaited(report: RankReport) -> str:
+    """Return what a rank waits for: ``in `barrier` (cell 3, line 4)``, ``in store: ...``."""
+    where = _CALL.sub(r"`\1`", report.doing.removeprefix(f"{report.inside}: "))
+    if report.awaits.key:
+        return f"for the store's key {report.awaits.key!r}{f' ({where})' if where else ''}"
+    if where and report.inside not in IN_SETUP:
+        return f"in {where}"
+    return ": ".join(filter(None, (f"in {report.inside}", where)))
+
+
+_CALL = re.compile(r"^([\w.()]+)(?= \()")
+
+
 def doing(report: RankReport) -> str:
-    """Return what a rank does, in words."""
+    """Return what a rank does, in words that also stand behind "ranks 0 and 1: "."""
     does, activity = report.doing, report.activity
     if activity is Activity.WAITING:
-        where = does.removeprefix(f"{report.inside}: ")
-        key = report.awaits.key
-        what = f"for the store's key {key!r}" if key else f"in {report.inside}"
-        return f"waits {what}{f' ({where})' if where else ''}"
+        return f"waiting {_awaited(report)}"
+    if activity is Activity.FAILED and report.error.type == MISMATCH:
+        # True of the culprits and of the ranks that only met them; the finding tells them apart.
+        at = f" at {report.error.at[-1]}" if report.error.at else ""
+        return f"{NOT_SENT}the collective{at} does not match another rank's"
     if activity is Activity.FAILED:
         return f"{HAS_FAILED}{_failure(report)}"
     if activity is Activity.BUSY and report.awaits.workers:
-        return f"waits for a batch of its DataLoader ({does})"
+        return f"waiting for a batch of the DataLoader ({does})"
     if stands_still(report):
-        return f"has been in {does} for {report.process.still_s:.0f} s, using no CPU time"
+        return f"in {does} for {report.process.still_s:.0f} s, using no CPU time"
     with_place, alone = _DOES[activity]
     return with_place.format(does) if does else alone

@@ -265,8 +265,7 @@ _TROUBLES = {
         ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
         (
             _ANY,
-            "chooses GPUs of AMD's, which %ddp_init does not count: it gives ranks those of "
-            "CUDA_VISIBLE_DEVICES",
+            "chooses AMD GPUs, but %ddp_init gives ranks those of CUDA_VISIBLE_DEVICES",
             "Set CUDA_VISIBLE_DEVICES to the same: ROCm reads it as well.",
         ),
     ),
@@ -284,7 +283,7 @@ def check_known_trouble(environment: Mapping[str, str]) -> tuple[Check, ...]:
         for name, (values, effect, remedy) in _TROUBLES.items()
         if name in environment and re.fullmatch(values, environment[name].strip(), re.IGNORECASE)
     ]
-    return tuple(warnings) or (Check.ok("other variables", "none that is known to make trouble"),)
+    return tuple(warnings) or (Check.ok("other variables", "none known to cause trouble"),)
 
 
 # -- network -----------------------------------------------------------------------------

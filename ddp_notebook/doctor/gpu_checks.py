@@ -47,7 +47,7 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
     part = next((w for w in words[: len(words) - 1] if w.startswith("MIG-")), "")
     later = next((w for w in words[number:] if w not in _HIDING), "")
     if part:
-        found = f"{value}: of parts of GPUs (MIG) a process of CUDA sees the first one only"
+        found = f"{value}: a CUDA process sees only the first of these parts (MIG)"
         return Check.warning(name, found, f"Name that one: export {name}={part}")
     if word in _HIDING and later:
         found = f"{value}: CUDA ends the list at {word!r}, and does not see {later}"
@@ -117,7 +117,7 @@ def check_gpus(gpus: Sequence[Gpu], links: Links, ranks: Mapping[int, int]) -> t
     full = [g for g in gpus if g.total_bytes - g.used_bytes < 0.1 * g.total_bytes]
     if not full:
         by = "".join(f"; GPU {gpu}: {users}" for gpu, users in held.items())
-        return (Check.ok("GPU memory", f"GPU {_indices(gpus)}: there is room{by}"),)
+        return (Check.ok("GPU memory", f"GPU {_indices(gpus)}: enough is free{by}"),)
     used, total = format_bytes(full[0].used_bytes), format_bytes(full[0].total_bytes)
     free = _indices([gpu for gpu in gpus if gpu not in full]).replace(" ", "")
     by = f" by {held[full[0].index]}" if full[0].index in held else ""
@@ -153,7 +153,7 @@ def check_gpu_faults(links: Links) -> tuple[Check, ...]:
     made += [
         Check.warning(
             f"GPU {state.gpu} errors",
-            f"{state.memory_errors} errors of its memory were not corrected (ECC)",
+            f"{state.memory_errors} uncorrected errors of its memory (ECC)",
             "See nvidia-smi -q -d ECC. Leave it out: %ddp_init --gpus; a reset may help",
         )
         for state in links.states

@@ -62,11 +62,11 @@ def parse(data: bytes) -> dict[str, Any]:
         try:
             value = codec.loads(data, of_others=True)
         except (ValueError, MemoryError) as error:
-            raise NotPlain(f"it is no whole JSON ({error or 'too little memory'})") from None
+            raise NotPlain(f"it is not complete JSON ({error or 'too little memory'})") from None
     else:
         value = unpickled(data)
     if not isinstance(value, dict) or not isinstance(value.get("entries", []), list):
-        raise NotPlain("it holds something else than entries")
+        raise NotPlain("its entries are not a list")
     if "version" not in value or "pg_config" not in value:
         raise NotPlain("it has no version, or no process groups")
     return value
@@ -91,7 +91,7 @@ def unpickled(data: bytes) -> Any:
     except NotPlain:
         raise
     except (LookupError, EOFError, pickle.UnpicklingError):
-        raise NotPlain("it is no pickle, or not a whole one") from None
+        raise NotPlain("it is not a complete pickle") from None
     except (TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise NotPlain(str(error) or type(error).__name__) from None
 
@@ -146,7 +146,7 @@ def _check(data: bytes) -> None:
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             index = len(memo) if name == "MEMOIZE" else int(argument or 0)
             if index > count:
-                raise NotPlain("it is no pickle, or not a whole one")
+                raise NotPlain("it is not a complete pickle")
             memo[index] = parts[-1] if parts else "nested"
         elif name in ("BINGET", "LONG_BINGET"):
             parts.append(memo[int(argument or 0)])

@@ -55,23 +55,23 @@ def job_of(pid: int) -> Job:
         known = ", ".join(str(job.first.pid) for job in everything if job.alive)
         raise UsageMistake(gone + (f" Prepared jobs: {known}." if known else ""))
     if processes.other_user(pid) is not None:
-        raise UsageMistake(f"Process {pid} is another user's: only that user can ask it.")
+        raise UsageMistake(f"Process {pid} belongs to another user, and only that user can ask it.")
     if outside.is_torchrun(pid) and processes.children(pid) == ():
         raise UsageMistake(
-            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
-            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
-            "with the same address; and ask again."
+            f"Process {pid} is torchrun and has started no rank yet: it has just begun, or is "
+            "waiting for its other nodes (--nnodes, --rdzv-endpoint). Start torchrun on each of "
+            "them with the same address, then ask again."
         )
     if (started := untold(pid)) and not was_set(pid):
         pids = ", ".join(map(str, started[:8]))
         raise UsageMistake(
-            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
-            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
+            f"Process {pid} started processes with torch ({pids}) without RANK in their "
+            "environment, as mp.spawn does, so their ranks cannot be seen from outside. "
             f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
         )
     if not was_set(pid) and not has_torch(pid):
         raise UsageMistake(
-            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
+            f"Process {pid} has not loaded torch: it is neither a rank nor a launcher. "
             "Your jobs: ddp-notebook jobs"
         )
     how = outside.why_not_prepared(pid) or HOW_TO_PREPARE

@@ -87,7 +87,7 @@ class Host:
         program = self.reached[0]
         if shutil.which(program) is None:
             raise UsageMistake(
-                f"{plain(self.name)} cannot be asked: there is no program {program} here."
+                f"{plain(self.name)} cannot be asked: {program} is not installed here."
             )
         code, output, errors = _output(call)
         if code == 0:
@@ -130,7 +130,7 @@ def by_ssh(name: str) -> Host:
     try:
         program = tuple(shlex.split(given)) or ("ssh",)
     except ValueError as error:
-        raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
+        raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is not a command: {error}.") from None
     # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
     # host on which another user is root should get none. BatchMode: a question for a password that
     # no one sees would wait until the time limit.
@@ -145,7 +145,7 @@ def of_slurm(job: str) -> tuple[str, tuple[Host, ...]]:
     Raises UsageMistake.
     """
     if not _JOB.fullmatch(job):
-        raise UsageMistake(f"{plain(job)!r} is no number of a job of Slurm's: --slurm 991234")
+        raise UsageMistake(f"{plain(job)!r} is not the number of a Slurm job. Type: --slurm 991234")
     # A job of an array, such as 12_3, has a number of its own, which its processes know.
     told = _slurms("squeue", "--noheader", f"--jobs={job}", "--format=%A %T %N")
     rows = [line.split() for line in told]
@@ -155,7 +155,7 @@ def of_slurm(job: str) -> tuple[str, tuple[Host, ...]]:
         if not running:
             states = ", ".join(sorted({row[1].lower() for row in rows if len(row) > 1}))
             why = f"it does not run{f', but is {states}' if states else ''}"
-        raise UsageMistake(f"Job {job} of Slurm cannot be looked at: {why}. See: squeue --me")
+        raise UsageMistake(f"Slurm job {job} cannot be looked at: {why}. See: squeue --me")
     number, _, nodes = running[0]
     names = _slurms("scontrol", "show", "hostnames", nodes)[:1024]
     return number, tuple(
@@ -177,13 +177,13 @@ def _slurms(*call: str) -> list[str]:
     """Return the lines that a command of Slurm's prints here. Raises UsageMistake."""
     if shutil.which(call[0]) is None:
         raise UsageMistake(
-            f"There is no {call[0]} here: --slurm works where Slurm's commands are, as on a login "
-            "node."
+            f"{call[0]} is not installed here: use --slurm where Slurm's commands are, such as on "
+            "a login node."
         )
     code, output, errors = _output(call)
     if code != 0:
         why = errors or f"exit code {code}"
-        raise UsageMistake(f"Slurm does not tell where the job runs: {why}")
+        raise UsageMistake(f"Slurm did not say where the job runs: {why}")
     return preformatted(output.decode(errors="replace").rstrip())
 
 
@@ -227,7 +227,9 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
         errors.seek(0)
         said = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
     if len(output) > LARGEST_FILE:
-        raise UsageMistake(f"{call[0]} printed more than {LARGEST_FILE >> 20} MiB: that is no job.")
+        raise UsageMistake(
+            f"{call[0]} printed more than {LARGEST_FILE >> 20} MiB, more than a job has."
+        )
     return (None if late.is_set() else code), output, cut(plain(said[-1]), 500) if said else ""
 
 
@@ -439,7 +441,7 @@ class Elsewhere(Target):
                 wire: Any = json.loads(output[output.find(b"{") :])
                 found = codec.decode(tuple[RankStack, ...], codec.readable(wire.get("stacks")))
             except (DecodeError, ValueError, AttributeError, RecursionError) as error:
-                raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
+                raise UsageMistake(f"The answer of {host} cannot be read: {error}.") from None
             stacks |= {stack.rank: stack for stack in found if there is None or stack.rank in there}
         return stack_tree.merge(stacks.values(), self.world_size)
 
@@ -451,10 +453,10 @@ class Elsewhere(Target):
         for host, output in self._answers("save", "-").items():
             # It is the last line: a shell's start-up files may have printed before.
             text = output.strip().rpartition(b"\n")[2]
-            run = runs[host] = Replay.of_text(text, f"what {host} answers").saved
+            run = runs[host] = Replay.of_text(text, f"the answer of {host}").saved
             name = observed(run).name
             if self._names.setdefault(host, name) != name:
-                raise UsageMistake(f"{self.name} is no more: there it is {plain(name)} now.")
+                raise UsageMistake(f"{self.name} is gone; {plain(name)} runs there now.")
         self._runs = runs
         return runs
 

@@ -154,7 +154,7 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
             if most <= 0:
                 raise UsageMistake(
                     f"{shown} holds more than {MOST_IN_FOLDERS:,} files and folders. Name the "
-                    "folder that one job has written."
+                    "folder that one job wrote."
                 )
             for file in map(folder.joinpath, names):
                 try:
@@ -298,11 +298,11 @@ def _size(read: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
     size = max([0, *sizes, *(rank + 1 for rank in (*read, *written.ranks))])
     if not size and not written.closed:
         raise UsageMistake(
-            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
-            "its rank, no saved run." + "".join(f"\n  {note}" for note in notes[:5])
+            "No files of a job found: no dump of torch's flight recorder, no log that names its "
+            "rank, no saved run." + "".join(f"\n  {note}" for note in notes[:5])
         )
     if size > _MOST_RANKS:
-        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+        raise UsageMistake(f"The job has {size:,} ranks; at most {_MOST_RANKS:,} are read.")
     return size
 
 

@@ -138,8 +138,8 @@ class Prepared(Target):
             if self._key in _keys(job):
                 return job
         raise UsageMistake(
-            f"The record of {self.name} is no more: only those of the newest jobs are kept. "
-            "What there is: %ddp_attach"
+            f"The record of {self.name} is gone: only those of the newest jobs are kept. "
+            "List them: %ddp_attach"
         )
 
     def _asked(self) -> Job:
@@ -148,8 +148,8 @@ class Prepared(Target):
         if job.in_another_container:
             raise UsageMistake(
                 f"{self.name[:1].upper()}{self.name[1:]} runs in another container: its processes "
-                f"cannot be asked from here. Type there, as by docker exec CONTAINER: "
-                f"ddp-notebook why {self._key[0]}"
+                f"cannot be asked from here. Type: docker exec CONTAINER ddp-notebook why "
+                f"{self._key[0]}"
             )
         return job
 
@@ -256,7 +256,7 @@ class Unprepared(Target):
     def _look(self, twice: bool = True) -> Outside:
         present = outside.job_of(self._pid, frozenset())
         if present is None:
-            raise UsageMistake(f"{self.name} has ended. What there is: %ddp_attach")
+            raise UsageMistake(f"{self.name} has ended. List the jobs: %ddp_attach")
         self._ranks = present
         return outside.look(present, twice)
 
@@ -499,7 +499,7 @@ def _of_slurm(number: str) -> Target:
             return Unprepared(ranks, first.pid)
     if jobs:
         return Prepared(jobs[0], jobs[0].first.pid)
-    raise UsageMistake(f"Job {number} of Slurm has no rank with torch here.")
+    raise UsageMistake(f"Slurm job {number} has no rank with torch on this host.")
 
 
 def _of_pid(pid: int) -> Target:
@@ -518,7 +518,7 @@ def _of_pid(pid: int) -> Target:
             started[child] = _of_pid(child)
     if len(started) > 1:
         pids = ", ".join(map(str, started))
-        raise UsageMistake(f"Process {pid} started several jobs: name one by its pid: {pids}")
+        raise UsageMistake(f"Process {pid} started several jobs. Name one by its pid: {pids}")
     for target in started.values():
         return target
     raise not_prepared
@@ -530,7 +530,7 @@ def _newest() -> Target:
     alive = [job for job in jobs if job.alive]
     if len(alive) > 1:
         pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
-        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
+        raise UsageMistake(f"Several jobs are running. Name one by its pid: {pids}")
     others = find.others(jobs)
     if len(others) == 1 and not alive:
         first = next(iter(others[0].values()))

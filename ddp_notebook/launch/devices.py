@@ -228,12 +228,12 @@ def _check_asked(
     if device == "cpu" and (backend == "nccl" or share_gpu):
         asked = "--backend nccl" if backend == "nccl" else "--share-gpu"
         raise UsageMistake(
-            f"NCCL moves data between GPUs only, so {asked} cannot go with --device cpu. "
+            f"NCCL moves data between GPUs only, so {asked} does not go with --device cpu. "
             f"Type: {init} --backend gloo --device cpu"
         )
     if share_gpu and backend == "gloo":
         raise UsageMistake(
-            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it. "
+            "--share-gpu is for NCCL; with gloo, ranks share a GPU without it. "
             f"Type: {init} --backend gloo --device cuda"
         )
 

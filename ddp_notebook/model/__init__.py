@@ -51,8 +51,8 @@ _FILES = {
     ),
     "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
     "diagnosis": (
-        "HAS_FAILED Category Decision Diagnosis Excerpt Finding JudgedRun Remark Side Traceback "
-        "line_of sentence"
+        "HAS_FAILED NOT_SENT Category Decision Diagnosis Excerpt Finding JudgedRun Remark Side "
+        "Traceback line_of sentence"
     ),
     "events": (
         "SESSION AnyEvent CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped "

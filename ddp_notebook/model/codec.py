@@ -139,7 +139,7 @@ def loads(data: str | bytes, *, of_others: bool = False) -> Any:
 def _whole_number(digits: str) -> int:
     number = int(digits)
     if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"{digits[:20]}... is no number that can stand there")
+        raise ValueError(f"{digits[:20]}... is too large a number")
     return number
 
 

@@ -234,7 +234,7 @@ class CollectiveTable:
                 raise DecodeError("is not the index of a path", f"rows[{number}]")
             made = dataclasses.replace(codec.decode(Collective, wire), path=self.paths[path])
             if made.rank not in issued:
-                raise DecodeError(f"is of rank {made.rank}, which is not there", f"rows[{number}]")
+                raise DecodeError(f"is of rank {made.rank}, which is missing", f"rows[{number}]")
             issued[made.rank].append(made)
         of = {rank: tuple(records) for rank, records in issued.items()}
         return Collectives(of, self.groups, self.first)

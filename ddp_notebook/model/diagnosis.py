@@ -214,8 +214,8 @@ def sentence(ranks: Ranks, cause: str) -> str:
 _NEAR, _LONGEST_LINE = 2, 200
 """How many lines before and after a place are kept, and how much of each."""
 
-HAS_FAILED = "failed: "
-"""The prefix of the text for a rank that has raised an error."""
+HAS_FAILED, NOT_SENT = "failed: ", "not sent: "
+"""The prefixes of the text for a rank that raised an error, or met a mismatch."""
 
 
 @dataclass(frozen=True, slots=True)

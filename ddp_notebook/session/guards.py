@@ -65,12 +65,12 @@ def idle_ranks(
             doing = claimed.get(min(before)) or doing  # not "paused at", which is said anyway
             raise UsageMistake(
                 f"{name_ranks(before).capitalize()} {are(before)} still in an earlier cell, paused "
-                f"before {next(iter(before.values()))} ({doing}). Let {them(before)} go on to the "
-                "end: %ddp_step --to end. Or abort the cell: %ddp_abort"
+                f"before {next(iter(before.values()))} ({doing}). Let {them(before)} continue "
+                "to the end: %ddp_step --to end. Or abort the cell: %ddp_abort"
             )
         raise UsageMistake(
             f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
-            f"Why: %ddp_why. Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with "
+            f"Why: %ddp_why. Wait for it: %ddp_wait. Free {them(busy)}: %ddp_abort, or with "
             f"new processes: %ddp_restart --ranks {format_ranks(busy)}"
         )
     in_set_up = {
@@ -126,9 +126,8 @@ def check_sendable(name: str) -> None:
     check_name(name)
     if name in FROM_SET_UP:
         raise UsageMistake(
-            f"{name} is the rank's own, from its setup: cells that use it would be wrong with the "
-            f"notebook's. Send that under another name: my_{name} = {name}, then "
-            f"%ddp_push my_{name}"
+            f"{name} is set by each rank's own setup, and the notebook's value would be wrong in "
+            f"cells. Send it under another name: my_{name} = {name}, then %ddp_push my_{name}"
         )
 
 

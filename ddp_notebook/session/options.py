@@ -178,18 +178,18 @@ def cores() -> int:
 def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
     """Raise UsageMistake for a value that `option` does not have."""
     if value not in allowed:
-        raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
+        raise UsageMistake(f"{option} must be one of {', '.join(allowed)}, not {value!r}.")
 
 
 def check_world_size(world_size: int, command: str = "%ddp_init") -> None:
     """Raise UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
     if world_size < 1:
         raise UsageMistake(
-            f"World size {world_size} makes no sense: it is the number of ranks, 1 or more. "
+            f"World size {world_size} is too small: it must be 1 or more. "
             f"Type: {command} --world-size 4"
         )
     if world_size > MAX_WORLD_SIZE:
         raise UsageMistake(
-            f"World size {world_size:,} is more than one machine can hold: at most "
-            f"{MAX_WORLD_SIZE} ranks here. Type: {command} --world-size 4"
+            f"World size {world_size:,} is too large: one machine runs at most {MAX_WORLD_SIZE} "
+            f"ranks. Type: {command} --world-size 4"
         )

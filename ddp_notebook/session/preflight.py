@@ -325,6 +325,6 @@ def check_package() -> None:
     if installed and installed != _loaded_version:
         raise UsageMistake(
             f"ddp_notebook {installed} was installed after this kernel had loaded "
-            f"{_loaded_version}, and the two do not go together. Restart the kernel, then type "
+            f"{_loaded_version}, and the two do not work together. Restart the kernel, then type "
             "%load_ext ddp_notebook"
         )

@@ -93,7 +93,7 @@ def step_run(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> Ste
                 )
             if paused := paused_ranks(run):
                 raise UsageMistake(
-                    f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
+                    f"These ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
                 )
             raise UsageMistake(
                 "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
@@ -193,7 +193,7 @@ class Stepping:
             return _step_stage(bring_up, ranks, to)
         if current is not None and current.pending:
             raise UsageMistake(
-                f"{current.heading} is not over on {name_ranks(current.pending)}, and no "
+                f"{current.heading} is still running on {name_ranks(current.pending)}, and no "
                 "rank is paused. What they wait for: %ddp_why; what they do: %ddp_where; to free "
                 "them: %ddp_abort. To stop at a line that they come to: %ddp_break 7, %ddp_break "
                 "train.py:42"
@@ -208,7 +208,7 @@ def _step_stage(bring_up: BringUp, ranks: Ranks | None, to: str | None) -> StepT
     if bring_up.record.snapshot.ready:
         raise UsageMistake(bring_up.why_no_step(ranks))
     if to is not None and to not in stages:
-        raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
+        raise UsageMistake(f"--to must be one of {', '.join(list(stages)[1:])}, not {to!r}.")
     with noted() as interrupted:
         return bring_up.step(ranks, stages[to] if to else None, interrupted)
 

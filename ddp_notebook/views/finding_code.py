@@ -46,7 +46,7 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class Column:
-    """What one group of ranks is at; `culprit` if one of them is to blame."""
+    """The code of one group of ranks; `culprit` if one of them is to blame."""
 
     who: str
     at: str

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from ddp_notebook.diagnosis import catalogue
 from ddp_notebook.model import (
     HAS_FAILED,
+    NOT_SENT,
     Category,
     Diagnosis,
     Finding,
@@ -87,7 +88,7 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
     A rank that has failed since then (for example because it lost its connection) is left out.
     """
     doing = d.doing or {}
-    ranks = [r for r in finding.waiting if not doing.get(r, "").startswith(HAS_FAILED)]
+    ranks = [r for r in finding.waiting if not doing.get(r, "").startswith((HAS_FAILED, NOT_SENT))]
     if not ranks:
         return ""
     one, many = ("was", "were") if d.run is not None and d.run.over else ("is", "are")

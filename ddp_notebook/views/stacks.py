@@ -115,10 +115,12 @@ def _call(doing: Doing, tail: Sequence[Frame]) -> str:
 
 
 def drawn(branch: Branch) -> tuple[Frame, ...]:
-    """The frames to show of these ranks: the user's.
+    """The frames to show of these ranks: the user's, and all that an error passed through.
 
     For ranks that differ only within a library, the innermost.
     """
+    if branch.doing is not None and branch.doing.activity is Activity.FAILED:
+        return branch.frames
     users = tuple(frame for frame in branch.frames if not frame.library)
     return users or (branch.frames[-1:] if branch.doing is None else ())
 

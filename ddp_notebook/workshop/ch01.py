@@ -55,9 +55,7 @@ def images_of_one_step(images: int) -> str:
             "and an epoch has fewer steps."
         )
     if images == _PER_RANK:
-        raise WrongAnswer(
-            "so many on each rank. But its gradients go to the others, and theirs to it."
-        )
+        raise WrongAnswer("that is the number per rank. How many images does the whole step use?")
     if images == math.ceil(_IMAGES / together):
         raise WrongAnswer("that is how many steps a rank makes in an epoch.")
     raise WrongAnswer(

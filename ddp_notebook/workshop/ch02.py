@@ -38,7 +38,7 @@ def key_they_wait_for(key: str) -> str:
     if re.fullmatch(r"\D*1", key):
         raise WrongAnswer("the right rank, but not the key's name: the table writes it in full.")
     raise WrongAnswer(
-        f"{shown(key)} is no key that they wait for. Look at the column 'where, or why'."
+        f"{shown(key)} is not a key that they wait for. Look at the column 'where, or why'."
     )
 
 
@@ -47,7 +47,7 @@ def those_that_only_wait(answer: Ranks) -> str:
     """All wait for rank 1."""
     others = tuple(rank for rank in range(NOTEBOOK.world_size) if rank != 1)
     if 1 in answer:
-        raise WrongAnswer("rank 1 is the one that has not come: it is waited for.")
+        raise WrongAnswer("rank 1 is the missing one: the others wait for it.")
     missing = tuple(rank for rank in others if rank not in answer)
     if missing or len(answer) != len(others):
         raise WrongAnswer(
@@ -85,7 +85,7 @@ def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
             )
         if whose != wanted:
             raise WrongAnswer(
-                f"rank {rank} has the process of rank {whose}, and wants that of rank {wanted}: "
+                f"rank {rank} has the process of rank {whose}, but needs that of rank {wanted}: "
                 "the last rank's neighbour is rank 0, so count modulo world_size."
             )
     return (

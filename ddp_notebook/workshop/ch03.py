@@ -34,7 +34,7 @@ def whose_key_is_named(rank: int) -> str:
     if rank == 3:
         raise WrongAnswer(
             "rank 3 is the missing one, and that would be a good message. But where is rank 2, and "
-            "of whom does it need the address first? Who is missing changes nothing in that."
+            "whose address does it need first? That does not depend on who is missing."
         )
     if rank == 2:
         raise WrongAnswer("rank 2 has written its own key already. It waits for another one's.")
@@ -46,7 +46,7 @@ def whose_key_is_named(rank: int) -> str:
     if rank != 0:
         raise WrongAnswer("there are four ranks, 0 to 3.")
     return (
-        "right: the same innocent rank 0, whoever is missing. It stands inside its store and waits "
+        "right: the same innocent rank 0, whoever is missing. It is inside its store, waiting "
         "for the last one to connect, so no other rank finds its address."
     )
 
@@ -56,7 +56,7 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
     """The one with the wrong port, and rank 0, which waits for it inside the store."""
     prediction, found = answer
     inside = tuple(
-        rank for rank, doing in (found.doing or {}).items() if doing.startswith("waits in store")
+        rank for rank, doing in (found.doing or {}).items() if doing.startswith("waiting in store")
     )
     if not inside:
         raise WrongAnswer(
@@ -66,7 +66,7 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
     extra = tuple(rank for rank in prediction if rank not in inside)
     if extra:
         raise WrongAnswer(
-            f"{name_ranks(extra)} came further: connected to the store, with the right port, and "
+            f"{name_ranks(extra)} got further: connected to the store, with the right port, and "
             "went on. Who opens the store, and what does it wait for in there?"
         )
     missing = tuple(rank for rank in inside if rank not in prediction)
@@ -76,8 +76,8 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
             "Read again what rank 0 did in the script above."
         )
     return (
-        f"right: {name_ranks(inside)}. One knocks at a wrong door, the other stands behind the "
-        "right one and waits for it. Only one of the two has made a mistake."
+        f"right: {name_ranks(inside)}. One looks at the wrong port, the other waits for it at "
+        "the right one. Only one of the two has made a mistake."
     )
 
 
@@ -104,7 +104,8 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
     first = hidden.findings[0]
     if rank not in first.ranks:
         raise WrongAnswer(
-            f"rank {rank} does and was told what most others do and were told. Who is different?"
+            f"rank {rank} does the same as most other ranks, with the same settings. Which rank "
+            "differs?"
         )
     if kind == first.category:
         return (
@@ -148,8 +149,8 @@ def a_duplicate_of_your_own(own: Diagnosis) -> str:
     last = own.world_size - 1
     if first.ranks != (last,):
         raise WrongAnswer(
-            f"it is a duplicate, and {name_ranks(first.ranks)} is blamed for it. To blame is who "
-            f"says a number that is another's: here that must be rank {last}."
+            f"it is a duplicate, and {name_ranks(first.ranks)} is blamed for it. The culprit has "
+            f"another rank's number: here that must be rank {last}."
         )
     return (
         "right. RANK is the only one of the four variables that must differ, and nothing checks it."
@@ -172,7 +173,7 @@ def seen_before_the_start(names: frozenset[str]) -> str:
             raise WrongAnswer(f"not {name}: {why}.")
     if len(names) < len(_ON_ONE_MACHINE):
         raise WrongAnswer(
-            "those that you named are right, and something is missing. Which facts can a machine "
+            "your names are right, but something is missing. Which facts can a machine "
             "look up by itself?"
             if names
             else "some of them can. Which facts can a machine look up by itself?"

@@ -28,7 +28,7 @@ Distances = Mapping[str, float]
 def _distances(answer: Any) -> Distances:
     if answer is None:
         raise WrongAnswer(
-            "there are no gradients but None. dist.all_reduce changes its tensor in place and "
+            "no gradients came, only None. dist.all_reduce changes its tensor in place and "
             "returns None, as backward does: call gradients(...) when each .grad is as it must be."
         )
     if not isinstance(answer, Mapping):
@@ -108,7 +108,7 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
     strangers = [name for name in guess if name not in everything]
     if strangers:
         raise WrongAnswer(
-            f"{shown(strangers[0])} is no parameter of the model. Their names are "
+            f"{shown(strangers[0])} is not a parameter of the model. Their names are "
             f"{', '.join(sorted(everything))}."
         )
     wrong, missing = set(guess) - first, first - set(guess)

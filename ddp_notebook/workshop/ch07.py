@@ -27,7 +27,7 @@ def _numbers(count: int) -> Callable[[Any], list[float]]:
         values = [number(each) for each in answer]
         for value in values:
             if not math.isfinite(value):
-                raise WrongAnswer(f"{shown(value)} is no number to reckon with.")
+                raise WrongAnswer(f"expected a finite number, got {shown(value)}.")
         return values
 
     return read
@@ -179,7 +179,7 @@ def break_even_batch(batch: float) -> str:
             "it, the second rank does harm."
         )
     if near(batch, 100):
-        raise WrongAnswer("100 samples is what both work off then: b is the batch of each rank.")
+        raise WrongAnswer("100 samples is what both process then: b is the batch of each rank.")
     if near(batch, 60):
         raise WrongAnswer(
             "at 60 the samples alone take as long as the communication. The 2 ms that a step "
@@ -188,8 +188,8 @@ def break_even_batch(batch: float) -> str:
     one, two = batch, 2 * batch
     if batch > 0:
         raise WrongAnswer(
-            f"not {batch:g}: there one rank works off {one / (2 + 0.2 * batch):.3g} samples per "
-            f"ms, and two work off {two / (14 + 0.2 * batch):.3g}. Where are they equal?"
+            f"not {batch:g}: there one rank processes {one / (2 + 0.2 * batch):.3g} samples per "
+            f"ms, and two process {two / (14 + 0.2 * batch):.3g}. Where are they equal?"
         )
     raise WrongAnswer("a batch has at least one sample.")
 

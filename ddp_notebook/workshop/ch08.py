@@ -80,7 +80,7 @@ def where_they_part(answer: tuple[str, str]) -> str:
 def _not_that_line(line: str) -> str:
     if line.startswith(("loss.backward", "dist.all_gather_object")):
         return (
-            f"{shown(line)} is where ranks will wait. They part earlier: which line sends some "
+            f"{shown(line)} is where ranks will wait. They diverge before: which line sends some "
             "of them here and others elsewhere?"
         )
     if line.startswith(("torch.manual_seed", "inputs", "targets")):

@@ -191,8 +191,8 @@ def what_is_shut(answer: str) -> str:
         )
     if answer == _LOOPBACK:
         raise WrongAnswer(
-            "198.51.100.1 is no loopback address. And at a wrong door the answer is 'connection "
-            "refused', at once. Here nothing answers at all."
+            "198.51.100.1 is not a loopback address. And a wrong port answers 'connection refused' "
+            "at once. Here nothing answers at all."
         )
     if answer == _NO_RANK_0:
         raise WrongAnswer("rank 0 waits in the store, which it hosts; it is open to rank 0 itself.")

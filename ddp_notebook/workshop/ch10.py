@@ -99,7 +99,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     if line in OVERFLOWS:
         raise WrongAnswer(
             f"line {line} makes an infinity on that rank, which is the beginning, but not yet a "
-            "nan: inf is a number to go on with. When does it become none?"
+            "nan. When does it become one?"
         )
     if line == DIVIDES + 1:
         raise WrongAnswer(
@@ -132,8 +132,8 @@ def where_the_ranks_part(answer: tuple[int, int]) -> str:
         )
     if line != IF:
         raise WrongAnswer(
-            f"line {line} does not part them, with %%ddp as line 1. The table of the step in which "
-            "they part names the branch."
+            f"in line {line} they do not diverge, with %%ddp as line 1. The table of the step in "
+            "which they do names the branch."
         )
     if step == STEP + 1:
         raise WrongAnswer("the line is right. `step` begins with 0: print it.")

@@ -319,7 +319,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         hung = pool.submit(
             session.run_cell, "if rank == 0: dist.all_reduce(torch.ones(1))", wait="forever"
         )
-        eventually(lambda: session.why().doing[0].startswith("waits"), 20, "rank 0 waits")
+        eventually(lambda: session.why().doing[0].startswith("waiting"), 20, "rank 0 waits")
         aborted = pool.submit(session.abort)
         eventually(lambda: any(run.aborted for run in session.runs.all), 20, "it is given up")
         given_up.set()

@@ -64,7 +64,7 @@ def test_magics_and_the_shell_work_on_ranks(ranks4: Session) -> None:
 
 def test_a_loop_for_windows_is_refused_and_the_rank_takes_the_next_cell(ranks4: Session) -> None:
     (said,) = outputs(ranks4, "%gui tk")[0, 1, 2, 3]
-    assert "A rank has no windows" in said
+    assert "A rank has no display" in said
     assert outputs(ranks4, "%gui asyncio\nprint('here')") == {(0, 1, 2, 3): ["here\n"]}
 
 

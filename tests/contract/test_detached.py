@@ -106,7 +106,9 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert texts(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
-    with pytest.raises(UsageMistake, match="is not over on ranks 0 and 1, and no rank is paused"):
+    with pytest.raises(
+        UsageMistake, match="is still running on ranks 0 and 1, and no rank is paused"
+    ):
         ranks.step()
     gate.touch()
     whole = ranks.wait()
@@ -219,7 +221,7 @@ def test_other_ranks_are_free_meanwhile_but_one_run_alone_can_be_detached(
 ) -> None:
     ranks.run_cell(GATE.format(gate=str(gate)), (0,), detach=True)
     ranks.run_cell("mine = rank", (1,)).raise_for_error()
-    with pytest.raises(UsageMistake, match="is detached already, on rank 0"):
+    with pytest.raises(UsageMistake, match="is already detached, on rank 0"):
         ranks.run_cell("mine = 7", (1,), detach=True)
     with pytest.raises(UsageMistake, match="needs every rank"):
         ranks.run_script(__file__, ranks=(1,))

@@ -102,7 +102,7 @@ def test_the_wait_for_the_gpu_at_the_end_of_a_cell_can_be_interrupted(lazy: Sess
     assert isinstance(refused.error, CellFailed) and refused.error.ranks == (0,)
     assert "collective of an earlier cell" in str(refused.error)
     assert "%ddp_abort" in str(refused.error)
-    with pytest.raises(UsageMistake, match="its GPU is not done with"):
+    with pytest.raises(UsageMistake, match="its GPU is still working"):
         lazy.pull("kept")
     lazy.abort()
     assert last_values(lazy, "kept") == {(0, 1, 2): "[tensor([1.])]"}

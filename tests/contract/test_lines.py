@@ -275,9 +275,9 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
         (1,): "1",
         (0,): "raised ZeroDivisionError: integer division or modulo by zero",
     }
-    with pytest.raises(UsageMistake, match="is no expression"):
+    with pytest.raises(UsageMistake, match="is not a valid expression"):
         ranks2.evaluate("y =")
-    with pytest.raises(UsageMistake, match="is no assignment"):
+    with pytest.raises(UsageMistake, match="is not a valid assignment"):
         ranks2.evaluate("y", assign=True)
     # Functions in an expression know the variables of the frame; ending one ends nothing.
     assert values(ranks2.evaluate("[x for _ in 'ab'], (lambda: x)()")) == {(0, 1): "([10, 10], 10)"}

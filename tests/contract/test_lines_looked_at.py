@@ -48,7 +48,7 @@ def test_after_an_error_the_frames_of_all_ranks_can_be_looked_into(ranks2: Sessi
     ranks2.abort()
     ranks2.run_cell("x = 1")
     assert ranks2.looking.up == 0
-    with pytest.raises(UsageMistake, match="No rank stands in code of yours"):
+    with pytest.raises(UsageMistake, match="No rank is in your code"):
         ranks2.looking.choose("", None)
     assert values(ranks2.evaluate("x")) == {(0, 1): "1"}
 

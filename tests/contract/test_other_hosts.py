@@ -165,8 +165,8 @@ def test_what_ssh_and_the_other_host_refuse_is_said_with_what_to_do(
         "fails": "echo 'a library is missing' >&2; exit 1",
     }
     expected = {
-        "greets": "what gpu07 answers is no run of ddp_notebook",
-        "newer": "what gpu07 answers was written by a newer ddp_notebook",
+        "greets": "the answer of gpu07 is no run of ddp_notebook",
+        "newer": "the answer of gpu07 was written by a newer ddp_notebook",
         "fails": "`ddp-notebook save 7 -` failed with exit code 1. Its last words: a library is",
     }
     for name, text in programs.items():
@@ -178,7 +178,7 @@ def test_what_ssh_and_the_other_host_refuse_is_said_with_what_to_do(
     monkeypatch.setattr(other_hosts, "_WITHIN_S", 1.0)
     assert "gpu07 gave no answer within 1 s" in _why_not("gpu07:7", monkeypatch, str(program))
     monkeypatch.setenv(other_hosts.SSH_VARIABLE, "no-such-ssh")
-    assert "there is no program no-such-ssh here" in _why_not("gpu07:7", monkeypatch)
+    assert "no-such-ssh is not installed here" in _why_not("gpu07:7", monkeypatch)
 
 
 def _name_error(*words: str) -> str:

@@ -29,7 +29,7 @@ def test_a_launcher_that_waits_for_its_other_node_is_told(
     torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "0", "train.py"]
     started.append(subprocess.Popen(torchrun, stderr=subprocess.DEVNULL))
 
-    with pytest.raises(UsageMistake, match="is torchrun, and has started no rank yet"):
+    with pytest.raises(UsageMistake, match="is torchrun and has started no rank yet"):
         find.job_of(started[-1].pid)
 
 

@@ -132,7 +132,7 @@ def test_a_cell_goes_on_for_ever_when_that_is_wanted(ranks: Session) -> None:
 
     def waits() -> bool:
         doing = (ranks.why().doing or {}).values()
-        return sum("waits in" in text for text in doing) == 3
+        return sum("waiting in" in text for text in doing) == 3
 
     eventually(waits, 10, "three ranks in the all_reduce")
     for _ in range(5):

@@ -418,7 +418,7 @@ def test_a_lock_of_a_process_that_lives_is_no_deadlock(ranks2: Session, tmp_path
 
     def waits() -> bool:
         doing = ranks2.why().doing or {}
-        return "waits in collective" in doing.get(0, "") and "train.py, line 17" in doing.get(1, "")
+        return "waiting in `" in doing.get(0, "") and "train.py, line 17" in doing.get(1, "")
 
     eventually(waits, 30, "rank 1 at the lock, rank 0 waiting for it")
     assert not [finding for finding in ranks2.why().findings if not finding.passing]

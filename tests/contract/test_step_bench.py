@@ -211,8 +211,8 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
         "huge = nn.Module()\nhuge.w = nn.Parameter(torch.zeros(1).expand(2**40))\n",
     )
     for model, words in {
-        "nothing_there": "ranks 0 and 1: there is no 'nothing_there'",
-        "number": "number is of type int: a torch module is needed",
+        "nothing_there": "ranks 0 and 1: this rank has no variable 'nothing_there'",
+        "number": "number is of type int; expected a torch module",
         "frozen": "no parameter of frozen requires a gradient",
         "odd": "odd is not the same on all ranks.* on rank 1, ",
         "opaque": "give samples with --data batch",
@@ -221,7 +221,7 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
     }.items():
         with pytest.raises(UsageMistake, match=words):
             measure(ranks2, model)
-    for option, words in {"loss": "no 'nope' on this rank", "data": "no 'nope' on"}.items():
+    for option, words in {"loss": "no variable 'nope'", "data": "no variable 'nope'"}.items():
         with pytest.raises(UsageMistake, match=words):
             measure(ranks2, **{option: "nope"})
     assert still_works(ranks2)

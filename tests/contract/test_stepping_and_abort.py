@@ -166,7 +166,7 @@ def test_a_variable_can_be_mended_between_two_steps(session: Session) -> None:
 def test_wrong_calls_of_step_say_what_to_type(session: Session) -> None:
     with pytest.raises(UsageMistake, match="Rank 7 does not exist"):
         session.step((7,))
-    with pytest.raises(UsageMistake, match="--to is one of environment"):
+    with pytest.raises(UsageMistake, match="--to must be one of environment"):
         session.step(to="nowhere")
     session.step((0,), to="store")
     session.step((0,))

@@ -192,6 +192,18 @@ def test_ranks_in_a_backward_are_in_torch_and_not_in_what_observes_it(session: S
         assert users(tree.stack(0))[-1] == ("cell 7", 5, "<module>", "loss.backward()")
 
 
+def test_of_a_rank_that_raised_the_whole_traceback_is_shown(session: Session) -> None:
+    result = session.run_cell("import torch.nn as nn\nnn.Linear(3, 3)(torch.ones(2, 2))")
+    shown = "".join(item.text for item in result.tracebacks[0].items)
+    assert "frames of libraries hidden; all frames: %ddp_where]" in shown
+    (branch,) = session.where().branches
+    assert branch.ranks == (0, 1, 2)
+    first, *libraries = branch.frames
+    assert (first.line, first.library) == (3, False)
+    assert libraries and all(frame.library for frame in libraries)
+    assert "Linear.forward()" in stacks.text(session.where()).splitlines()[-1]
+
+
 def test_a_script_is_named_by_its_file(session: Session, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

@@ -121,15 +121,15 @@ WRONG = (
     ("%ddp_attach 4194305", "There is no process 4194305 here."),
     (f"%ddp_attach {os.getpid()}", f"Process {os.getpid()} is not prepared"),
     ("%ddp_attach 1 2", "Name one pid, or files of one job."),
-    ("%ddp_attach gpu07:12345", "gpu07 cannot be asked: there is no program no-ssh here."),
+    ("%ddp_attach gpu07:12345", "gpu07 cannot be asked: no-ssh is not installed here."),
     ("%ddp_attach gpu07:", "gpu07 cannot be asked"),
     ("%ddp_attach gpu07:1 gpu07:2", "Name a job on other hosts by one HOST:PID for each"),
     ("%ddp_attach 'gpu 7:1'", "gpu 7:1 does not exist."),
-    ("%ddp_attach --slurm x", "'x' is no number of a job of Slurm's"),
+    ("%ddp_attach --slurm x", "'x' is not the number of a Slurm job"),
     ("%ddp_attach --slurm 3 7", "Give --slurm or a job, not both."),
-    ("%ddp_attach trace_rank_0", "Nothing of a job is there"),
+    ("%ddp_attach trace_rank_0", "No files of a job found"),
     ("%ddp_attach run.json", "run.json is damaged, and cannot be replayed"),
-    ("%ddp_attach notes.md", "Nothing of a job is there"),
+    ("%ddp_attach notes.md", "No files of a job found"),
 )
 
 

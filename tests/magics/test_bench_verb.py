@@ -67,8 +67,8 @@ def test_a_run_is_exported_and_is_the_next_ones_baseline(
         ("--backend mpi", "not 'mpi'"),
         ("--backend nccl", "NCCL moves data between GPUs only"),
         ("--max 100000G", "What fits: --max "),
-        ("--export table.xlsx", "the name says the form"),
-        ("--export /nowhere/at/all.json", "there is no folder"),
+        ("--export table.xlsx", "the ending chooses the format"),
+        ("--export /nowhere/at/all.json", "folder /nowhere/at does not exist"),
         ("--baseline /nowhere/at/all.json", "cannot be read"),
     ],
 )

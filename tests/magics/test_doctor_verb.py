@@ -98,7 +98,7 @@ def test_ranks_that_cannot_be_asked_are_left_alone(
     [
         (
             "%ddp_doctor -n 0",
-            "UsageError: World size 0 makes no sense: it is the number of ranks, 1 or more. "
+            "UsageError: World size 0 is too small: it must be 1 or more. "
             "Type: %ddp_doctor --world-size 4",
         ),
         ("%ddp_doctor --master-port 70000", "UsageError: --master-port 70000 is not a port"),

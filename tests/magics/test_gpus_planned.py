@@ -76,7 +76,7 @@ def has(
         (8, "NoDevFiles", False, "-n 1 --device cuda", "--device cuda needs GPUs, and none is"),
         (0, None, False, "-n 2 --backend nccl", "--backend nccl needs GPUs, and none is visible"),
         (0, None, False, "-n 2 --share-gpu", "--share-gpu needs GPUs, and none is visible here"),
-        (1, None, False, "-n 2 --share-gpu --backend gloo", "gloo shares one without it"),
+        (1, None, False, "-n 2 --share-gpu --backend gloo", "ranks share a GPU without it"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words_and_nothing_is_started(

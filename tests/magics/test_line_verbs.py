@@ -75,22 +75,22 @@ WRONG = {
     '%ddp_break 2 --if "x ="': "'x =' is no Python expression",
     "%ddp_break 2 --count 0": "--count is 1 or more",
     "%ddp_break 2 --ranks 9": "Rank 9 does not exist",
-    "%ddp_break --on nothing": "--on is one of exception, nan, collective",
+    "%ddp_break --on nothing": "--on must be one of exception, nan, collective",
     "%ddp_break --clear 77": "There is no breakpoint 77; there are: none",
     "%ddp_step --ranks 9": "Rank 9 does not exist",
     "%ddp_step --to nonsense": "there is no such goal",
     "%ddp_print": "The expression is missing. For example: %ddp_print",
-    "%ddp_print x =": "'x =' is no expression",
+    "%ddp_print x =": "'x =' is not a valid expression",
     "%ddp_print x --up -1": "--up is 0 or more",
     "%ddp_print --ranks 9 x": "Rank 9 does not exist",
     "%ddp_set": "The assignment is missing. For example: %ddp_set",
-    "%ddp_set x": "'x' is no assignment",
+    "%ddp_set x": "'x' is not a valid assignment",
     "%ddp_frame sideways": "'sideways' is no frame. Type %ddp_frame up",
     "%ddp_frame --ranks 9": "Rank 9 does not exist",
     "%ddp_where --ranks 9": "Rank 9 does not exist",
 }
 NONE_PAUSED = "No rank is paused at a line. Write breakpoint() in a %%ddp cell"
-NO_CODE = "No rank stands in code of yours. It does at a breakpoint"
+NO_CODE = "No rank is in your code. A rank is there at a breakpoint"
 RUNS = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
 IN = {
     "idle": (
@@ -108,7 +108,7 @@ IN = {
         "%%ddp --detach\nx = 5\nwhile True:\n    x = 5",
         {
             "%ddp_step": " "
-            "is not over on ranks 0 and 1, and no rank is paused. What they wait for: ",
+            "is still running on ranks 0 and 1, and no rank is paused. What they wait for: ",
             "%ddp_step --out": NONE_PAUSED,
             "%ddp_frame": NO_CODE,
             "%ddp_print x": RUNS,
@@ -130,7 +130,7 @@ IN = {
     "blocked": (
         "%%ddp\nx = 5\nif rank:\n    dist.barrier()",
         {
-            "%ddp_step": "is not over on rank 1, and no rank is paused. What they wait for: ",
+            "%ddp_step": "is still running on rank 1, and no rank is paused. What they wait for: ",
             "%ddp_step --to 3": NONE_PAUSED,
             "%ddp_frame up": "There is no frame 1: there is only 0",
             "%ddp_print x --up 3": "rank 1: it has 1 frame of yours, none 3 up",

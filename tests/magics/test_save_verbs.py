@@ -71,7 +71,7 @@ def test_what_post_run_checks_found_is_in_the_saved_run(
             "Start them first: %ddp_init --world-size 4",
         ),
         ("%ddp_save", "UsageError: %ddp_save needs path"),
-        ("%ddp_save /none/run.json", "UsageError: There is no folder /none."),
+        ("%ddp_save /none/run.json", "UsageError: Folder /none does not exist."),
         ("%ddp_replay", "UsageError: %ddp_replay needs path"),
         ("%ddp_replay none.json", "UsageError: none.json cannot be read: No such file"),
         ("%ddp_replay /dev/null", "UsageError: /dev/null cannot be read: it is no file"),

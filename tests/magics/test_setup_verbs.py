@@ -173,7 +173,7 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     assert "✗ Rank 1 has `MASTER_PORT=1`" in finding
     assert "[env-mismatch]" in finding
     assert error.startswith("Rank 1 has `MASTER_PORT=1`, but ")
-    assert "Fix: Leave `MASTER_PORT` on rank 1 as the launcher set it." in error
+    assert "Fix: Do not set `MASTER_PORT` on rank 1: the launcher has set it." in error
     assert "Traceback" not in text
     diagnosis, _ = well(shell, capsys, "%ddp_why")
     assert isinstance(diagnosis, Diagnosis)

@@ -195,7 +195,7 @@ if rank == 1:
         (
             STORE,
             "rank 0 finished; rank 1 waiting",
-            "waits for the store's key 'never/set'",
+            "waiting for the store's key 'never/set'",
             "• Rank 1 is waiting",
         ),
     ],
@@ -243,7 +243,7 @@ def test_a_script_is_held_stepped_and_detached(
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("%ddp_wait", "UsageError: There is nothing to wait for: no rank is in a cell"),
+        ("%ddp_wait", "UsageError: There is nothing to wait for: no cell or script"),
         ("%ddp_wait --timeout -1", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout nan", "UsageError: --timeout is in seconds, 0 or more"),
         ("%ddp_wait --timeout soon", "UsageError: --timeout needs a number"),

@@ -21,13 +21,11 @@ INIT = "%ddp_init --world-size 4"
     [
         (
             "%ddp_init --world-size 0",
-            "UsageError: World size 0 makes no sense: it is the number of ranks, 1 or more. "
-            f"Type: {INIT}",
+            f"UsageError: World size 0 is too small: it must be 1 or more. Type: {INIT}",
         ),
         (
             "%ddp_init --world-size -1",
-            "UsageError: World size -1 makes no sense: it is the number of ranks, 1 or more. "
-            f"Type: {INIT}",
+            f"UsageError: World size -1 is too small: it must be 1 or more. Type: {INIT}",
         ),
         (
             "%ddp_init --world-size four",
@@ -36,12 +34,12 @@ INIT = "%ddp_init --world-size 4"
         ),
         (
             "%ddp_init --world-size 10000",
-            "UsageError: World size 10,000 is more than one machine can hold: at most 256 ranks "
-            f"here. Type: {INIT}",
+            "UsageError: World size 10,000 is too large: one machine runs at most 256 ranks. "
+            f"Type: {INIT}",
         ),
         (
             "%ddp_init --backend nccl --device cpu",
-            "UsageError: NCCL moves data between GPUs only, so --backend nccl cannot go with "
+            "UsageError: NCCL moves data between GPUs only, so --backend nccl does not go with "
             "--device cpu. Type: %ddp_init --world-size 4 --backend gloo --device cpu",
         ),
         (
@@ -189,7 +187,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ),
             ("%ddp_push gen", "UsageError: gen is a generator, which cannot be sent to the ranks"),
             ("%ddp_push gen, nothing", "UsageError: The notebook has no variable 'nothing'."),
-            ("rank = 9\n%ddp_push rank", "UsageError: rank is the rank's own, from its setup: "),
+            ("rank = 9\n%ddp_push rank", "UsageError: rank is set by each rank's own setup"),
             ("%ddp_push nothing", "UsageError: The notebook has no variable 'nothing'."),
             ("%ddp_push x = 3", "UsageError: %ddp_push takes names: assign the variable in a line"),
             (

@@ -90,7 +90,7 @@ def test_half_of_the_bandwidth_of_two_lines_is_where_it_is_first_reached() -> No
 
 def test_what_no_model_explains_is_refused() -> None:
     wild = [10.0 ** (power % 3 - 4) for power in range(len(SIZES))]
-    with pytest.raises(NoFit, match=r"off by \d+%"):
+    with pytest.raises(NoFit, match=r"typical error \d+%"):
         fit(SIZES, wild)
 
 
@@ -103,7 +103,7 @@ def test_times_that_do_not_grow_tell_no_bandwidth() -> None:
 
 
 def test_too_few_sizes_are_refused() -> None:
-    with pytest.raises(NoFit, match="at least 4 sizes, and there are 3"):
+    with pytest.raises(NoFit, match="at least 4 sizes, got 3"):
         fit(SIZES[:3], times(1e-4, 1e9)[:3])
 
 

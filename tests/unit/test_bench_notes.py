@@ -124,8 +124,8 @@ def test_where_the_host_issues_as_slowly_as_the_gpus_are_done_the_host_is_the_li
     run = bench_run(gpus=Links(), latency_s=35e-6, bytes_per_s=10e9)
     (said,) = [note for note in run.notes if "the host is the limit" in note]
     assert said == (
-        "Up to 64 KiB the host is the limit and not the GPUs: to issue one takes 30 µs, about as "
-        "long as one takes."
+        "Up to 64 KiB the host is the limit, not the GPUs: issuing one takes 30 µs, about as "
+        "long as running it."
     )
     slow = bench_run(gpus=Links(), latency_s=300e-6)
     cpus = bench_run(latency_s=35e-6, bytes_per_s=10e9)

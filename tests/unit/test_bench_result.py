@@ -47,7 +47,7 @@ def test_samples_can_be_left_out(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is not a result of %ddp_bench"),
         ('{"kind": "other"}', "is not a result of %ddp_bench"),
-        ('{"kind": "ddp_notebook bench", "version": 99}', "is of version 99"),
+        ('{"kind": "ddp_notebook bench", "version": 99}', "has format version 99"),
         ('{"kind": "ddp_notebook bench", "version": 1, "run": {"curves": 3}}', "is damaged"),
         ('{"kind": "ddp_notebook bench", "version": 1}', "is damaged"),
     ],
@@ -157,9 +157,9 @@ def test_a_result_is_written_in_the_form_of_its_name(tmp_path: Path, name: str) 
 
 
 def test_a_name_without_a_form_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    assert "ends in one of .json" in check_export(tmp_path / "result.xlsx")
-    assert "there is no folder" in check_export(tmp_path / "none" / "a.json")
-    with pytest.raises(UsageMistake, match="the name says the form"):
+    assert "use .json" in check_export(tmp_path / "result.xlsx")
+    assert "does not exist" in check_export(tmp_path / "none" / "a.json")
+    with pytest.raises(UsageMistake, match="the ending chooses the format"):
         result().save(tmp_path / "result.xlsx")
     with pytest.raises(UsageMistake, match="cannot be written"):
         result().save(tmp_path / "none" / "a.json")

@@ -273,12 +273,12 @@ def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group()
     stuck = play({0: [pair, barrier(9)], 1: [], 2: [pair], 3: [pair]}, groups={"2": (0, 2, 3)})
     finding = diagnose_run(making(stuck, lists)).findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
-    assert finding.cause.startswith("Rank 3 makes group 2 of ranks 2")
+    assert finding.cause.startswith("`new_group` call 2: rank 3 lists ranks 2")
     assert "with the same lists, in the same order" in finding.remedy
     assert finding.evidence[-1].startswith("rank 3: `new_group` of [0-1], [2-3]; group 2 at train")
     finding = diagnose_run(making(stuck, lists, called="dp", of_mesh=True)).findings[0]
     assert (finding.category, finding.ranks) == (Category.MESH_MISMATCH, (3,))
-    assert finding.cause.endswith(f"of {name_ranks((0, 2))} (dp)")
+    assert finding.cause.endswith(f"list {name_ranks((0, 2))} (dp)")
 
 
 def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_made_one() -> None:

@@ -113,7 +113,9 @@ def test_a_call_behind_a_return_of_some_ranks_is_to_be_moved_before_it() -> None
     case = play({0: [barrier((5, ""), (4, "save"))], 1: [], 2: []})
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert finding.remedy == "Call `barrier` on every rank: move it before `if rank != 0: return`."
+    assert finding.remedy == (
+        "Call `barrier` on every rank: no rank may leave before it by `if rank != 0: return`."
+    )
 
 
 def test_backticks_in_the_users_code_make_up_no_command() -> None:
@@ -853,7 +855,7 @@ def test_where_all_ranks_raise_at_one_line_the_variables_that_differ_are_named()
     own = [{"begin": "4", "n": "3", "other": "1"}, {"begin": "8", "n": "3", "other": "2"}]
     finding = the_one(_raised_with("row = table[begin + n]", "", *own))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION, (0, 1))
-    assert finding.evidence[2:] == ("`begin` is 4 on rank 0, and 8 on rank 1",)
+    assert finding.evidence[2:] == ("`begin` is 4 on rank 0 and 8 on rank 1",)
     hidden = the_one(_raised_with("return pick(table)", "load", *own))
     assert any(line.startswith("`other`") for line in hidden.evidence), "those of the function"
     assert found(_raised_with("pick(table)", "", *own)) == [], "a program's globals say nothing"

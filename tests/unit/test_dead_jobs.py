@@ -345,7 +345,7 @@ def test_what_is_no_dump_is_said_to_be_none(
 
     assert __main__.main(["why", str(tmp_path)]) == 3
 
-    assert "Nothing of a job is there" in capsys.readouterr().err
+    assert "No files of a job found" in capsys.readouterr().err
 
 
 def test_entries_of_another_form_are_left_out(job: Callable[..., Path]) -> None:
@@ -718,5 +718,5 @@ def test_a_folder_that_is_no_jobs_is_not_walked_to_its_end(
 
 def test_what_is_no_pickle_is_refused_in_words() -> None:
     """As one, `h` gets what an earlier opcode has put away, and none has."""
-    with pytest.raises(NotPlain, match="it is no pickle, or not a whole one"):
+    with pytest.raises(NotPlain, match="it is not a complete pickle"):
         dumps.unpickled(b"hi\n")

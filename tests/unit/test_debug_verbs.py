@@ -65,10 +65,14 @@ def test_a_mistyped_option_before_python_text_is_told() -> None:
     [
         ("", True, "The assignment is missing. For example: %ddp_set x = 3"),
         (" ", False, "The expression is missing. For example: %ddp_print loss.item()"),
-        ("x = 3", False, r"'x = 3' is no expression.* To assign: %ddp_set x = 3"),
-        ("a +", False, r"'a \+' is no expression, such as loss.item\(\) \(invalid syntax\)\.$"),
-        ("a", True, "'a' is no assignment, such as x = 3."),
-        ("3 = 4", True, "'3 = 4' is no assignment"),
+        ("x = 3", False, r"'x = 3' is not a valid expression.* To assign: %ddp_set x = 3"),
+        (
+            "a +",
+            False,
+            r"'a \+' is not a valid expression, such as loss.item\(\) \(invalid syntax\)\.$",
+        ),
+        ("a", True, "'a' is not a valid assignment, such as x = 3."),
+        ("3 = 4", True, "'3 = 4' is not a valid assignment"),
     ],
 )
 def test_what_is_no_expression_is_said_with_what_to_type(

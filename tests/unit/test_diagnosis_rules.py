@@ -90,7 +90,8 @@ def test_a_port_of_its_own_is_the_mistake_of_that_rank() -> None:
     assert found.findings[0].cause == (
         "Rank 1 has `MASTER_PORT=23457`, but ranks 0 and 2 have `29500`"
     )
-    assert found.findings[0].remedy == "Leave `MASTER_PORT` on rank 1 as the launcher set it."
+    fix = "Do not set `MASTER_PORT` on rank 1: the launcher has set it."
+    assert found.findings[0].remedy == fix
     assert found.findings[0].waiting == (0, 2)
 
 

@@ -196,8 +196,11 @@ def test_torch_that_is_missing_is_said_once(quick: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"world_size": 0}, "World size 0 makes no sense: .* Type: %ddp_doctor --world-size 4"),
-        ({"world_size": 1, "backend": "mpi"}, "--backend is one of auto, gloo, nccl, not 'mpi'"),
+        ({"world_size": 0}, "World size 0 is too small: .* Type: %ddp_doctor --world-size 4"),
+        (
+            {"world_size": 1, "backend": "mpi"},
+            "--backend must be one of auto, gloo, nccl, not 'mpi'",
+        ),
         ({"world_size": 1, "master_port": 70000}, "--master-port 70000 is not a port"),
     ],
 )

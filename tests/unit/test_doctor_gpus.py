@@ -43,7 +43,7 @@ GPUS = (
         ("0,1", GPUS, 2, OK, "0,1"),
         ("GPU-bb", GPUS, 1, OK, "GPU-bb"),
         ("MIG-1234", GPUS, 1, OK, "MIG-1234"),
-        ("MIG-1234,MIG-5678", GPUS, 1, WARNING, "a process of CUDA sees the first one only"),
+        ("MIG-1234,MIG-5678", GPUS, 1, WARNING, "a CUDA process sees only the first"),
         ("", GPUS, 0, OK, "'' hides all GPUs"),
         ("-1", GPUS, 0, OK, "'-1' hides all GPUs"),
         ("NoDevFiles", GPUS, 0, OK, "'NoDevFiles' hides all GPUs"),
@@ -125,7 +125,7 @@ NOBODY = 2**22 + 7
 
 def test_gpus_with_room_and_without() -> None:
     assert check_gpus((), Links(), {}) == ()
-    expect(partial(check_gpus, GPUS, Links(), {}), OK, "GPU 0, 1: there is room")
+    expect(partial(check_gpus, GPUS, Links(), {}), OK, "GPU 0, 1: enough is free")
     full = (GPUS[0], replace(GPUS[1], used_bytes=79 * GIB))
     remedy = "Leave it out: %ddp_init --gpus 0"
     found = "GPU 1 nearly full: 79 GiB of 80 GiB in use"
@@ -133,7 +133,7 @@ def test_gpus_with_room_and_without() -> None:
     used = Links((GpuState("1", users=((NOBODY, 70 * GIB), (10, 0))),))
     found += f" by pid {NOBODY} 70 GiB, rank 3"
     expect(partial(check_gpus, full, used, {10: 3}), WARNING, found, remedy)
-    expect(partial(check_gpus, GPUS, used, {}), OK, f"room; GPU 1: pid {NOBODY} 70 GiB, ")
+    expect(partial(check_gpus, GPUS, used, {}), OK, f"is free; GPU 1: pid {NOBODY} 70 GiB, ")
 
 
 # -- what joins them: the driver is a stand-in -------------------------------------------------
@@ -212,7 +212,7 @@ def test_gpus_that_are_divided_or_have_errors_are_named(monkeypatch: pytest.Monk
     state, parts, errors = (*check_driver(links, ""), *check_gpu_faults(links))
     assert state.verdict is OK and "the first use of idle GPUs takes seconds" in state.found
     assert parts.found == "GPU 1 divided (MIG): all its ranks share the first part"
-    assert (errors.name, errors.verdict, "7 errors" in errors.found) == (
+    assert (errors.name, errors.verdict, "7 uncorrected errors" in errors.found) == (
         "GPU 0 errors",
         WARNING,
         True,
@@ -250,7 +250,7 @@ def test_the_doctor_asks_the_driver_about_the_gpus_that_ranks_would_get(
     report = examination.examine(2)
     found = {check.name: check.found for check in report.checks}
     assert found["devices"] == "rank 0 on GPU 2, rank 1 on GPU 0; cpu:gloo,cuda:nccl"
-    assert found["GPU memory"] == f"GPU 0, 1, 2: there is room; GPU 2: pid {NOBODY} 1 GiB"
+    assert found["GPU memory"] == f"GPU 0, 1, 2: enough is free; GPU 2: pid {NOBODY} 1 GiB"
     assert found["GPU driver"] == "580.1, for CUDA ? and older"
     assert found["GPU links"] == "GPU 2, 0: PCIe, through a PCIe switch (PIX)"
     assert fake.open == 0

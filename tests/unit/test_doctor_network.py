@@ -70,7 +70,7 @@ def test_variables_of_a_rendezvous(
 @pytest.mark.parametrize(
     ("environment", "verdict", "found", "remedy"),
     [
-        ({}, OK, "none that is known to make trouble", ""),
+        ({}, OK, "none known to cause trouble", ""),
         ({"TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_PROC_BIND": "false"}, OK, "none", ""),
         ({"TORCHELASTIC_USE_AGENT_STORE": "False", "CUDA_LAUNCH_BLOCKING": "0"}, OK, "none", ""),
         ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, WARNING, "segmentation fault", "INFO or unset"),

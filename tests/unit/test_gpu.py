@@ -149,4 +149,4 @@ def test_what_a_gpu_still_works_on_is_not_read(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu, "is_readable", lambda tensor: False)
     assert digests.digest("weight", tensor) is None
     error = values.get(VariableToSend("x", False), {"x": [tensor]}).error
-    assert error.startswith("a list cannot be sent: its GPU is not done with what was issued")
+    assert error.startswith("a list cannot be sent: its GPU is still working")

@@ -189,10 +189,10 @@ def test_a_job_of_slurms_is_asked_on_each_of_its_hosts_and_overlaps_it(slurm: Pa
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        ("14", "Job 14 of Slurm cannot be looked at: it does not run, but is pending."),
+        ("14", "Slurm job 14 cannot be looked at: it does not run, but is pending."),
         ("16", "several jobs of this array run: name one"),
         ("99", "Invalid job id specified"),
-        ("-x", "is no number of a job of Slurm's"),
+        ("-x", "is not the number of a Slurm job"),
     ],
 )
 def test_jobs_of_slurms_that_cannot_be_looked_at_are_refused_in_words(
@@ -207,7 +207,7 @@ def test_without_slurm_it_is_said_where_the_option_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageMistake, match="There is no squeue here: --slurm works where"):
+    with pytest.raises(UsageMistake, match="squeue is not installed here: use --slurm where"):
         hosts.named([], slurm="12")
     with pytest.raises(UsageMistake, match="Give --slurm or a job, not both"):
         hosts.named(["12"], slurm="12")

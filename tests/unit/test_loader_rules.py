@@ -85,6 +85,7 @@ def test_a_worker_that_was_not_forked_is_not_said_to_be() -> None:
 
 def test_workers_are_told_apart_from_a_rank_that_only_computes() -> None:
     said = diagnose_run(waits_for(loading(LOCKED))).doing
-    assert said is not None and said[1] == "waits for a batch of its DataLoader (train.py, line 3)"
+    waits = "waiting for a batch of the DataLoader (train.py, line 3)"
+    assert said is not None and said[1] == waits
     assert codec.decode(RankReport, codec.encode(loading(LOCKED))) == loading(LOCKED)
     assert loading().activity is Activity.BUSY

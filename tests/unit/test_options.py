@@ -113,11 +113,11 @@ def test_where_torch_was_built_without_cuda_gpus_are_of_no_use() -> None:
         ({"share_gpu": True}, "--share-gpu needs GPUs, and none is visible here"),
         (
             {"share_gpu": True, "device": "cpu", "available": ("0",)},
-            "NCCL moves data between GPUs only, so --share-gpu cannot go with --device cpu.",
+            "NCCL moves data between GPUs only, so --share-gpu does not go with --device cpu.",
         ),
         (
             {"share_gpu": True, "backend": "gloo", "available": ("0",)},
-            "--share-gpu has NCCL take several ranks on one GPU; gloo shares one without it.",
+            "--share-gpu is for NCCL; with gloo, ranks share a GPU without it.",
         ),
     ],
 )
@@ -130,10 +130,10 @@ def test_what_cannot_be_says_so(arguments: dict[str, object], message: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"world_size": 0}, "World size 0 makes no sense"),
-        ({"world_size": -1}, "World size -1 makes no sense"),
-        ({"world_size": 10_000}, "World size 10,000 is more than one machine can hold"),
-        ({"backend": "mpi"}, "--backend is one of auto, gloo, nccl, not 'mpi'."),
+        ({"world_size": 0}, "World size 0 is too small"),
+        ({"world_size": -1}, "World size -1 is too small"),
+        ({"world_size": 10_000}, "World size 10,000 is too large"),
+        ({"backend": "mpi"}, "--backend must be one of auto, gloo, nccl, not 'mpi'."),
         ({"master_port": 70_000}, "--master-port 70000 is not a port"),
         ({"master_port": -1}, "--master-port -1 is not a port"),
         ({"timeout_s": 0.0}, "--timeout is in seconds and must be more than 0"),

@@ -195,7 +195,7 @@ def test_a_rank_that_does_nothing_is_not_said_to_be_busy(script: str) -> None:
     verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.UNDECIDED, ()) and not finding.passing
-    assert "is waiting for rank 1, which does nothing" in finding.cause
+    assert "is waiting for rank 1, which is asleep or blocked" in finding.cause
     assert "used no CPU time" in finding.evidence[-1]
 
 

@@ -56,4 +56,4 @@ def test_ranks_whose_collective_was_refused_are_told_alike() -> None:
         )
         for rank in range(3)
     }
-    assert shown == {"failed: its collective at cell 3, line 11 did not match, and was not sent"}
+    assert shown == {"not sent: the collective at cell 3, line 11 does not match another rank's"}

@@ -32,14 +32,14 @@ def test_a_rank_that_is_about_to_begin_is_claimed_before_it_says_so() -> None:
         idle_ranks(None, "%%ddp", ready(3), {1: "cell 7"})
     assert str(caught.value) == (
         "Rank 1 is still in an earlier cell (cell 7). Why: %ddp_why. Wait for it: %ddp_wait. "
-        "Get it back: %ddp_abort, or with new processes: %ddp_restart --ranks 1"
+        "Free it: %ddp_abort, or with new processes: %ddp_restart --ranks 1"
     )
     assert idle_ranks((0, 2), "%%ddp", ready(3), {1: "cell 7"}) == (0, 2)
 
 
 def test_of_a_paused_rank_it_is_said_once_that_it_is_paused() -> None:
     state = RankState(0, status=Status.RUNNING, doing="paused at cell 7, line 2")
-    with pytest.raises(UsageMistake, match=r"paused before a line \(cell 7\)\. Let it go on"):
+    with pytest.raises(UsageMistake, match=r"paused before a line \(cell 7\)\. Let it continue"):
         idle_ranks(None, "%%ddp", Snapshot(ranks=(state,)), {0: "cell 7"}, lambda: {0: "a line"})
 
 
@@ -154,11 +154,13 @@ def test_of_many_threads_one_gets_the_ranks(runs: Runs) -> None:
 
 def test_a_script_needs_every_rank_and_nobody_beside_it(runs: Runs) -> None:
     cell = runs.claim(0)
-    with pytest.raises(UsageMistake, match=r"^Cell 1 is not over on rank 0, and train\.py needs"):
+    with pytest.raises(
+        UsageMistake, match=r"^Cell 1 is still running on rank 0, and train\.py needs"
+    ):
         runs.claim(1, script="train.py")
     cell.release()
     runs.claim(1, script="train.py")
-    with pytest.raises(UsageMistake, match=r"^train\.py is not over on rank 1, and train\.py"):
+    with pytest.raises(UsageMistake, match=r"^train\.py is still running on rank 1, and train\.py"):
         runs.claim(2)
 
 

@@ -42,7 +42,7 @@ def test_ranks_that_the_launcher_ended_after_the_first_are_victims() -> None:
 
 
 def test_a_rank_that_got_a_sigterm_before_the_others_lost_it_is_the_first() -> None:
-    """ "Nothing has moved for 30 s, and no rule says why"."""
+    """ "Nothing has moved for 30 s, and the cause is not known"."""
     case = play(same(3, [*[backward()] * 6], r2=[*[backward()] * 3]), {2: died(-15)})
     assert found(case) == [("rank-died", (2,))]
     assert found(lost(case, 0)) == [("rank-died", (2,))]

@@ -244,7 +244,7 @@ def test_a_file_that_is_too_large_is_refused_without_reading_it(tmp_path: Path) 
     path = tmp_path / "run.json"
     with path.open("wb") as file:
         file.truncate(100 << 20)
-    assert "has 100 MiB, and no run that %ddp_save wrote has more than 64 MiB" in refusal(path)
+    assert "is too large: it has 100 MiB, and a saved run has at most 64 MiB" in refusal(path)
 
 
 # --------------------------------------------------------------------------- looking
@@ -302,7 +302,7 @@ def test_a_session_without_ranks_left_keeps_its_board(session: Session, tmp_path
 
 def test_without_output_there_is_none_to_show(session: Session, tmp_path: Path) -> None:
     session.save(tmp_path / "run.json")
-    with pytest.raises(UsageMistake, match="nothing that rank 0 wrote"):
+    with pytest.raises(UsageMistake, match="no output of rank 0"):
         Session.replay(tmp_path / "run.json").output(0)
 
 
@@ -364,7 +364,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(
 def test_a_place_where_nothing_can_be_written_is_said(session: Session, tmp_path: Path) -> None:
     with pytest.raises(UsageMistake, match="is a folder"):
         session.save(tmp_path)
-    with pytest.raises(UsageMistake, match="There is no folder"):
+    with pytest.raises(UsageMistake, match=r"does not exist\. Create it"):
         session.save(tmp_path / "none" / "run.json")
 
 

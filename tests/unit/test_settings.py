@@ -105,7 +105,7 @@ def test_options_are_the_same_as_themselves() -> None:
 
 @pytest.mark.parametrize("store", ["mine", ""])
 def test_a_store_that_is_none_is_refused(store: str) -> None:
-    with pytest.raises(UsageMistake, match="--store is one of session, rank0"):
+    with pytest.raises(UsageMistake, match="--store must be one of session, rank0"):
         InitOptions(store=store)
 
 

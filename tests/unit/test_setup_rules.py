@@ -170,8 +170,8 @@ def test_a_value_that_differs_is_said_with_both_and_what_to_set(
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (1,))
     assert finding.cause == f"Rank 1 has {cause}"
     of_launcher = cause.partition("=")[0].strip("`").isupper()
-    assert finding.remedy.startswith("Leave `" if of_launcher else "Set ")
-    assert len(finding.evidence) == 3
+    assert finding.remedy.startswith("Do not set `" if of_launcher else "Set ")
+    assert [fact.partition(":")[0] for fact in finding.evidence] == ["ranks 0 and 2", "rank 1"]
 
 
 def test_files_that_differ_are_a_mismatch() -> None:
@@ -204,7 +204,7 @@ def test_where_the_session_hosts_the_store_every_port_of_its_own_is_wrong() -> N
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0, 1, 2))
     assert finding.cause.endswith("the session's store has `29500`")
-    assert finding.remedy == "Leave `MASTER_PORT` on ranks 0-2 as the launcher set it."
+    assert finding.remedy == "Do not set `MASTER_PORT` on ranks 0-2: the launcher has set it."
 
 
 @pytest.mark.parametrize(

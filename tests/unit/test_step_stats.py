@@ -75,7 +75,7 @@ def test_a_crowded_machine_is_said() -> None:
     crowded = summarise(replace(ABOUT, cores=2), ranks(plan((8,)), 4))
     assert any("4 ranks of 1 threads share 2 cores" in note for note in crowded.notes)
     full = summarise(replace(ABOUT, cores=2), ranks(plan((8,)), 2))
-    assert any("none is free to communicate" in note for note in full.notes)
+    assert any("none is free for communication" in note for note in full.notes)
     assert not any("cores" in note for note in summarise(ABOUT, ranks(plan((8,)))).notes)
 
 

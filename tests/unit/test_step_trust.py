@@ -48,7 +48,7 @@ def test_steady_steps_on_a_quiet_machine_are_trusted() -> None:
 @pytest.mark.parametrize(
     ("told", "badge", "reason"),
     [
-        ({"alone_us": 12_400}, Trust.NOISY, "which cannot be: something else slowed it down"),
+        ({"alone_us": 12_400}, Trust.NOISY, "which is impossible: something else slowed it down"),
         ({"others_cpu": 2.0}, Trust.NOISY, "other processes used 2.0 of 4 cores"),
         ({"others_cpu": 0.5}, Trust.FAIR, "other processes used 0.5 of 4 cores"),
         ({"times_us": UNSTEADY}, Trust.NOISY, "equal steps take unequally long"),

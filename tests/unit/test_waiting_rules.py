@@ -51,9 +51,9 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
     assert late.cause.endswith("it is busy, but uses no CPU time")
     assert "it has been in Queue.get (train.py, line 40) for 12 s" in late.evidence
-    assert doing(in_get) == "has been in Queue.get (train.py, line 40) for 12 s, using no CPU time"
+    assert doing(in_get) == "in Queue.get (train.py, line 40) for 12 s, using no CPU time"
     asleep = replace(in_get, doing="train.py, line 40")
-    assert doing(asleep) == "has been in train.py, line 40 for 12 s, using no CPU time"
+    assert doing(asleep) == "in train.py, line 40 for 12 s, using no CPU time"
     assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py, line 40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
         "ranks 0 and 1 have been in Queue.get (train.py, line 40) for 12 s, using no CPU time"

@@ -117,7 +117,7 @@ def test_messages_that_are_sent_and_received_together_are_not_told_to_be() -> No
 
     case = play({rank: pair((rank + 1) % 3, (rank + 1) % 3) for rank in range(3)})
     finding = the_one(case)
-    assert finding.cause == "No send of ranks 0-2 meets a recv of its peer"
+    assert finding.cause == "No send of ranks 0-2 has a matching recv on its peer"
     assert "batch_isend_irecv" not in finding.remedy
 
 

@@ -36,7 +36,7 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
         ("1.1", {rank: rank / 4 for rank in range(4)}, "its own number alone"),
         ("1.1", everywhere(24), "once"),
         ("1.1", everywhere(None), "on rank 0: expected a number"),
-        ("1.2", 4, "on each rank"),
+        ("1.2", 4, "the number per rank"),
         ("1.2", 90, "how many steps"),
         ("1.2", 1440, "How many ranks are there"),
         ("1.3", (2, LOSSES), "3 of the others began with more"),

@@ -62,7 +62,7 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
         ("4.2", (3, SENT), "a list of names"),
         ("4.2", ([], SENT), "a list of names"),
         ("4.2", (FIRST, []), "no bucket was seen"),
-        ("4.2", (["7.weight"], SENT), "'7.weight' is no parameter"),
+        ("4.2", (["7.weight"], SENT), "'7.weight' is not a parameter"),
         ("4.2", (FIRST + LAST, SENT), "all of them"),
         ("4.2", (LAST, SENT), "these come last"),
         ("4.2", (["6.weight", "0.weight"], SENT), "some are not"),

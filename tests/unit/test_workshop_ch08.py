@@ -55,11 +55,11 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("8.1", (16, 0.3), "Run all three cells"),
         ("8.1", (16, float("nan")), "Run all three cells"),
         ("8.1", 16, "leave the cell that checks as it is"),
-        ("8.2", ("loss.backward()", "divergent-control-flow"), "They part earlier"),
+        ("8.2", ("loss.backward()", "divergent-control-flow"), "They diverge before"),
         (
             "8.2",
             ("dist.all_gather_object(epochs, epoch + 1)", "uneven-inputs"),
-            "They part earlier",
+            "They diverge before",
         ),
         ("8.2", ("torch.manual_seed(rank)", "uneven-inputs"), "is no mistake"),
         ("8.2", ("if rank == 0:", "conditional-collective"), "no collective is in it"),

@@ -134,7 +134,7 @@ def test_what_is_wrong_with_a_function_for_slurm(
         ("9.3", "172.17.0.1", "node-b has this address, too"),
         ("9.3", "node-a", "not one of the choices"),
         ("9.4", "the ranks' own ports are shut", "has not come that far"),
-        ("9.4", "MASTER_ADDR is a loopback address", "is no loopback address"),
+        ("9.4", "MASTER_ADDR is a loopback address", "is not a loopback address"),
         ("9.4", "rank 0 does not run", "which it hosts"),
         ("9.5", 1024, "expected two values"),
         ("9.5", (64, 0.8), "one rank's"),

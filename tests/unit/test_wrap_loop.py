@@ -121,7 +121,7 @@ def test_a_rank_that_dies_in_a_stage_ends_the_wait_for_the_others() -> None:
 def test_a_stage_that_is_passed_cannot_be_stepped_to() -> None:
     made, _ = scripted(2, record_of(2))
     made.step(WrapStage.BROADCAST)
-    with pytest.raises(UsageMistake, match=r"passed already\. The next is buckets: %ddp_step"):
+    with pytest.raises(UsageMistake, match=r"already passed\. The next is buckets: %ddp_step"):
         made.step(WrapStage.BROADCAST)
     assert made.stage is WrapStage.BUCKETS
 
@@ -148,7 +148,7 @@ def test_a_group_built_anew_ends_what_was_begun() -> None:
     made, _ = scripted(2, record)
     made.step()
     record.note(generation=5)
-    with pytest.raises(UsageMistake, match=r"built again in between\. Begin again: %ddp_wrap net"):
+    with pytest.raises(UsageMistake, match=r"has been rebuilt since\. Begin again: %ddp_wrap net"):
         made.step()
 
 

@@ -160,9 +160,9 @@ _STATES = {
     Phase.ISSUED: ("waits", "wait"),
     Phase.DONE: ("has called", "have called"),
     Phase.FAILED: ("has failed", "have failed"),
-    Phase.REFUSED: ("was rejected", "were rejected"),
+    Phase.REFUSED: ("arrived", "arrived"),
 }
-"""What one rank, or several, did with a collective."""
+"""The state of a collective in words, of one rank and of several."""
 
 
 def call_words(record: Collective) -> str:
@@ -202,7 +202,7 @@ def standing(
     run: int,
     name: Callable[[Collective], str] = named,
 ) -> tuple[tuple[Ranks, str], ...]:
-    """What ranks do, grouped by location: rank 0 "is waiting in `barrier` at a.py, line 3".
+    """Say what ranks do, grouped by location: rank 0 "is waiting in `barrier` at a.py, line 3".
 
     `at` has the collectives in which ranks wait, `run` the number of the run that is judged.
     """

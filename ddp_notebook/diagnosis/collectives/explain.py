@@ -359,7 +359,8 @@ def _story(context: Context, classified: Classified) -> Finding:
             kind = "divergent-control-flow.another-way"
             tests = _parting(context, *(branch.here for branch in classified.sides))
             evidence = tuple(test.line for test in tests)
-            facts["test"] = code(tests[0].quoted) if len(tests) == 1 else ""
+            one = tests[0] if len(tests) == 1 and not tests[0].on_rank else None
+            facts["test"] = code(one.quoted) if one else ""
         case Kind.OTHER_OBJECTS:
             assert classified.there is not None
             kind = "mismatched-order.other-objects"
@@ -652,7 +653,7 @@ def fewer_turns(
         inside=in_call(full.ranks, short_name(record), context.reports),
         inside_it=in_call(full.ranks, "it", context.reports),
         name=repr(record.label),
-        test=code(turn.way.quoted) if turn.way else "",
+        test=code(turn.way.quoted) if turn.way and not turn.way.on_rank else "",
         bounds=code(turn.counted.text) if turn.counted else "",
         model=_joined(context, full.ranks) if record.part else "",
     )

@@ -65,6 +65,7 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaCounts,
     Side,
+    by_value,
     format_ranks,
     name_ranks,
 )
@@ -401,17 +402,22 @@ def _one_step_less(
     # one call more is the one that had the error.
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
-    counts = []
+    counts = {}
     for rank in sorted((*full.ranks[:2], *short.ranks[:2])):
         sequence = alignment.sequences.get(rank)
         sites = map(call_site, sequence.records if sequence is not None else ())
-        count = [*sites].count(call_site(record))
-        counts.append(catalogue.words("uneven-inputs.left-loop.times", ranks=(rank,), count=count))
+        counts[rank] = [*sites].count(call_site(record))
+    called = (
+        catalogue.words(
+            "uneven-inputs.left-loop.times", ranks=ranks, call=function_of(record), count=count
+        )
+        for ranks, count in by_value(counts)
+    )
     left = turn.way is not None and turn.way.leaves and not turn.skipped and not outvoted
     finding = fewer_turns(context, turn, full, short, record, culprits=culprits, left=bool(left))
     return replace(
         finding,
-        evidence=(fact(full.ranks, record), *counts, *finding.evidence),
+        evidence=(fact(full.ranks, record), *called, *finding.evidence),
         sides=(side(full.ranks, record), side(short.ranks, None)),
         decides=decision(turn.way),
     )

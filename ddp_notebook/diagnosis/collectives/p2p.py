@@ -13,7 +13,7 @@ from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.out_of_step import group_destroyed
 from ddp_notebook.diagnosis.collectives.split_models import other_schedules
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Collective, Finding, Ranks, by_value
+from ddp_notebook.model import Collective, Collectives, Finding, Phase, Ranks, by_value
 
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 
@@ -140,6 +140,36 @@ def _unsent(context: Context, record: Collective) -> Finding:
         waiting=context.victims,
         evidence=(f"rank {rank}, {_message(record)}", *counts),
         receiver=(rank,),
+    )
+
+
+def unequal_counts(collectives: Collectives) -> tuple[str, ...]:
+    """Return a line of evidence for each two ranks whose sends and recvs differ in number.
+
+    None of ranks whose older records were dropped, or that receive from a rank not known yet.
+    """
+    counts: dict[tuple[int, int], list[int]] = {}
+    unknown = {rank for rank, first in collectives.first.items() if first}
+    for rank, records in collectives.of.items():
+        for record in records:
+            if not record.is_point_to_point or record.phase in (Phase.HELD, Phase.REFUSED):
+                continue
+            if record.peer is None:
+                unknown.add(rank)
+            elif record.operation == "send":
+                counts.setdefault((rank, record.peer), [0, 0])[0] += 1
+            else:
+                counts.setdefault((record.peer, rank), [0, 0])[1] += 1
+    return tuple(
+        catalogue.words(
+            "undecided.nothing-moves.messages",
+            sender=pair[:1],
+            receiver=pair[1:],
+            sent=sent,
+            received=received,
+        )
+        for pair, (sent, received) in sorted(counts.items())
+        if sent != received and unknown.isdisjoint(pair)
     )
 
 

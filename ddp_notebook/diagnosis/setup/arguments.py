@@ -189,7 +189,7 @@ def _differing(
         "env-mismatch.differs",
         culprits,
         waiting=case.waiting,
-        evidence=tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
+        evidence=by_ranks({r: f"{name}={value}" for r, value in sorted(values.items())}),
         majority=who,
         right=right,
         patch=_left_as_launched(context, name, reports),

@@ -104,7 +104,7 @@ def _absent(
         if context.case.script
         else "missing-rank.never-called.in-a-cell"
     )
-    facts = [f"rank {rank} {doing(context.reports[rank])}" for rank in ranks]
+    facts = [f"rank {rank}: {doing(context.reports[rank])}" for rank in ranks]
     if test is not None:
         facts.append(f"{test.place}: {test.place.text}")
         advice = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,19 +208,24 @@ class _Reading:
         return Category(self.kind.partition(".")[0])
 
     def finding(
-        self, ranks: Ranks, waiting: Ranks, evidence: tuple[str, ...], unready: tuple[str, ...]
+        self,
+        ranks: Ranks,
+        waiting: Ranks,
+        evidence: tuple[str, ...],
+        unready: Sequence[tuple[str, ...]],
     ) -> Finding:
-        """Make the finding of these ranks; `unready` are parameters that got no gradient there."""
+        """Make the finding of these ranks; `unready` are each one's parameters without gradient."""
         facts = dict(self.facts)
         if "." not in self.kind:
             return Finding(self.category, ranks, waiting=waiting, evidence=evidence, **facts)
-        if self.kind == "unused-params.no-gradient" and unready:
+        alike = len(set(unready)) == 1  # else the evidence has those of each rank
+        if self.kind == "unused-params.no-gradient" and alike and unready[0]:
             return catalogue.finding(
                 "unused-params.no-gradient-for",
                 ranks,
                 waiting=waiting,
                 evidence=evidence,
-                names=named(unready),
+                names=named(unready[0]),
             )
         return catalogue.finding(self.kind, ranks, waiting=waiting, evidence=evidence, **facts)
 
@@ -270,14 +275,13 @@ def of_errors(
                     *(f"the port is held{e.error.holder}" for e in odd if e.error.holder),
                     *facts,
                 ),
-                _without_gradient(odd),
+                [*map(_without_gradient, odd)],
             )
 
 
-def _without_gradient(failed: list[RankReport]) -> tuple[str, ...]:
-    """Return the parameters that got no gradient on these ranks, of which the error has numbers."""
-    replicas = (replica for e in failed for replica in e.parts.replicas)
-    return tuple(dict.fromkeys(name for replica in replicas for name in replica.unready))
+def _without_gradient(e: RankReport) -> tuple[str, ...]:
+    """Return the parameters that got no gradient on a rank; the error has only their numbers."""
+    return tuple(dict.fromkeys(name for replica in e.parts.replicas for name in replica.unready))
 
 
 _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
@@ -295,7 +299,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 
 
 def _read(e: RankReport, case: Case) -> _Reading | None:
-    """What a rank's error means; None when it is only a victim."""
+    """Return the meaning of a rank's error; None when it is only a victim."""
     if e.error.category in set(Category):  # a saved run may come from a later version
         own = ("cause", first_line(e).rstrip(".")), ("remedy", e.error.remedy)
         return _Reading(e.error.category, own)
@@ -348,6 +352,8 @@ _ENVIRONMENT = re.compile(r"^$|init_process_group|environ|getenv|RANK|WORLD|PORT
 
 def _said(e: RankReport, category: Category) -> str:
     """A rank's error as evidence; one that no pattern knows, as the lines that it passed."""
+    if category is Category.UNUSED_PARAMS and (unready := _without_gradient(e)):
+        return cut(f"no gradient for {', '.join(unready)}", 300)
     if category is Category.BACKEND_DEVICE_MISMATCH and e.error.at:
         return f"{way_to_error(e.error.at)}: {first_line(e)}"
     if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error.at:

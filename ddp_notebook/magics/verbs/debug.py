@@ -104,14 +104,14 @@ def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
 
 PRINT = Verb(
     "ddp_print",
-    about="Evaluate an expression on the ranks, where each stands: paused at a line, blocked in a "
+    about="Evaluate an expression on the ranks, where each one is: paused at a line, blocked in a "
     "collective, where it raised, or idle. Equal values are shown once. Unlike %ddp_vars it runs "
     "your code. Returns a VariableTable.",
     examples=(
         ("%ddp_print loss.item() * 2", "on all ranks"),
         ("%ddp_print --ranks 1 --up 1 batch", "on rank 1, in the function that called this one"),
         ("%ddp_print --watch loss", "now, and below the table of each step"),
-        ("%ddp_print --each config", "as its own repr has it"),
+        ("%ddp_print --each config", "by the value's own repr"),
     ),
     run=_print,
     options=(
@@ -119,7 +119,7 @@ PRINT = Verb(
         Option("--up N", "in the frame of yours N above (default: that of %ddp_frame)", type=int),
         Option("--each", "call the value's own repr on each rank, which may be your code"),
         Option("--watch", "show it after each step, too; without an expression, list those"),
-        Option("--unwatch", "show it after steps no more; without an expression, nothing"),
+        Option("--unwatch", "stop showing it after steps; without an expression, stop showing all"),
         Option("expression", "a Python expression", is_text=True, nargs="?"),
     ),
     is_python=True,
@@ -167,7 +167,7 @@ def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
 
 SET = Verb(
     "ddp_set",
-    about="Assign a variable on the ranks, where each stands: of the function in which it is "
+    about="Assign a variable on the ranks, where each one is: in the function in which it is "
     "paused, or a global one.",
     examples=(
         ("%ddp_set lr = 0.1", "on all ranks"),
@@ -185,11 +185,11 @@ SET = Verb(
 
 BREAK = Verb(
     "ddp_break",
-    about="Stop ranks at a line, from the next time that they come to it, also in code that runs "
-    "already. The cell ends when they are paused there; %ddp_step moves them on. While a "
-    "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
-    "before do, and the table says when, and so do new_group and a wait with a timeout of its "
-    "own. On Python 3.11 code runs slower while a breakpoint is set (sys.settrace, as under pdb), "
+    about="Stop ranks at a line the next time they reach it, also in code that is already "
+    "running. The cell ends when they are paused there; %ddp_step moves them on. While a "
+    "breakpoint is set, or the code has breakpoint() in it, collectives do not time out; those "
+    "issued before do, and the table says when; so do new_group and a wait with its own timeout. "
+    "On Python 3.11 code runs slower while a breakpoint is set (sys.settrace, as under pdb), "
     "and threads that torch starts do not stop at it. For an editor, call debugpy.listen on the "
     "rank yourself: it asks for no password. "
     "A cell that was edited and runs again has the breakpoints of its old version. --on nan "
@@ -202,7 +202,7 @@ BREAK = Verb(
         ('%ddp_break Model.forward --if "x.isnan().any()"', "a function, on a condition"),
         ('%ddp_break 7 --log "step {i} loss {loss}"', "does not stop: prints a line each time"),
         ("%ddp_break --on nan", "at the first loss or gradient that is not finite"),
-        ("%ddp_break --clear 1", "breakpoint 1 is no more; without a number, none is"),
+        ("%ddp_break --clear 1", "removes breakpoint 1; without a number, all"),
     ),
     run=_break,
     options=(
@@ -211,11 +211,11 @@ BREAK = Verb(
         Option("--count N", "stop from the Nth time on", default=1),
         Option("--once", "stop one time only"),
         Option("--log MESSAGE", "print this instead of stopping, filled in as an f-string is"),
-        Option("--clear", "take away the breakpoint of this number, or all"),
+        Option("--clear", "remove the breakpoint with this number, or all"),
         Option("--off", "pass all breakpoints, breakpoint() too, until --on"),
         Option(
             "--on WHAT",
-            f"stop at no line but where one of these happens: {', '.join(ON)}; without a word, "
+            f"stop not at a line but where one of these happens: {', '.join(ON)}; without a word, "
             "stop at breakpoints again",
             nargs="?",
             const="",

@@ -124,7 +124,7 @@ def _where(ui: CallerUi, args: argparse.Namespace) -> StackTree | None:
 WHERE = Verb(
     "ddp_where",
     about="Show which line each rank is at, at any time: the Python stacks of all ranks as one "
-    "tree. Returns a StackTree.",
+    "tree, with the whole traceback of a rank that raised. Returns a StackTree.",
     examples=(
         ("%ddp_where --ranks 0,2 --locals", "the stacks of two ranks, with their variables"),
         ("%ddp_where", "the stacks of all ranks, merged into one tree"),
@@ -171,8 +171,8 @@ STEP = Verb(
     "ddp_step",
     about="Move paused ranks to the next line, past the next collective, or through the next "
     "stage of setup or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
-    "waits. Before Python 3.12, a trace function of yours, such as coverage's, sees nothing of a "
-    "thread while that is stepped, and gets it back then.",
+    "waits. Before Python 3.12, a trace function of yours, such as coverage's, is off in a "
+    "thread while that is being stepped.",
     examples=(
         ("%ddp_step --ranks 1", "rank 1 alone one line, one collective or one stage further"),
         ("%ddp_step", "every paused rank"),

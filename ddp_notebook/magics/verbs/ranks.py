@@ -142,8 +142,7 @@ INIT = Verb(
         ),
         Option(
             "--replace",
-            "go on with this number of ranks: those that stay keep their variables, the others "
-            "end or are new",
+            "change to this number of ranks: those that stay keep their variables",
         ),
     ),
 )

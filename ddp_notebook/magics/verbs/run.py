@@ -137,9 +137,9 @@ SCRIPT = Verb(
     "under torchrun, each process is a fork that has torch loaded and threads of its own: outer "
     "frames in inspect.stack(), the command line in ps, sys.modules, warning filters and the "
     "numbers of file descriptors differ, and sys.getswitchinterval() is 0.5 ms. All ranks share "
-    "one seed of hash(): a set of strings has the same order on each of them, which it has under "
-    "torchrun only with PYTHONHASHSEED set; what goes wrong by that order goes well here. Its "
-    "environment is the kernel's (FORCE_COLOR, MPLBACKEND, ...), as that of `!torchrun`; "
+    "one seed of hash(), as under torchrun with PYTHONHASHSEED set: a mistake that comes of the "
+    "order of a set of strings does not show here. Its "
+    "environment is the kernel's (FORCE_COLOR, MPLBACKEND, ...), as with `!torchrun`; "
     "GLOO_SOCKET_IFNAME is loopback, breakpoint() stops the rank, input() raises EOFError, and "
     "objects are not deleted at the end.",
     examples=(

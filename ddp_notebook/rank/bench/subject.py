@@ -117,14 +117,15 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
             torch.manual_seed(0)
             return Subject(_shipped(name).to(device).train(), name)
         raise Unusable(
-            f"there is no {name!r} on this rank, and no such model ships ({', '.join(SHIPPED)})"
+            f"this rank has no variable {name!r}, and no model of that name ships "
+            f"({', '.join(SHIPPED)})"
         )
     value, title = names[name], name
     if not isinstance(value, nn.Module):
         if not callable(value):
             raise Unusable(
-                f"{name} is of type {type(value).__name__}: a torch module is needed, or a "
-                "function without arguments that makes one"
+                f"{name} is of type {type(value).__name__}; expected a torch module, or a function "
+                "without arguments that makes one"
             )
         title = f"{name}()"
         with users_code(f"{title} raised {{}}"):
@@ -187,7 +188,7 @@ def feed(subject: Subject, loss: str, data: str, names: Mapping[str, Any]) -> Fe
     """
     for option, name in (("--loss", loss), ("--data", data)):
         if name and name not in names:
-            raise Unusable(f"there is no {name!r} on this rank ({option} {name})")
+            raise Unusable(f"this rank has no variable {name!r} ({option} {name})")
     if loss and not callable(names[loss]):
         raise Unusable(f"--loss {loss}: it is a {type(names[loss]).__name__}, not a function")
     shipped = subject.title if subject.title in SHIPPED and subject.title not in names else ""

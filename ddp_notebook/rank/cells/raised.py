@@ -43,9 +43,13 @@ def message_of(error: BaseException) -> str:
     if inner and lines:
         outer = " ".join(before.removesuffix("Original ").split()).strip("- :.")
         last = next((line for line in reversed(lines) if line.startswith(name)), lines[-1])
-        own = last.strip().removeprefix(f"{name}: ")
+        own = _MODULE.sub("", last.strip().removeprefix(f"{name}: "))
         text = f"{own} ({outer})\n{text}" if outer else f"{own}\n{text}"
     return text[:_LONGEST_TEXT]
+
+
+_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+: )")
+"""The module before an error's name, which Python writes and torch keeps."""
 
 
 def missing_path(error: BaseException) -> str:
@@ -148,7 +152,8 @@ def without_ours(
     told = {known[-1], *users}
     own = [chain[at] for at in known if at in told]
     hidden = len(known) - known.index(users[0]) - len(own)
-    notice = f"[{model.counted(hidden, 'frame')} of libraries not shown]\n" * bool(hidden)
+    frames = model.counted(hidden, "frame")
+    notice = f"[{frames} of libraries hidden; all frames: %ddp_where]\n" * bool(hidden)
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
     for each in reversed([*own[:_MOST_FRAMES], *own[_MOST_FRAMES:][-_MOST_FRAMES:]]):

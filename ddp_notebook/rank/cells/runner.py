@@ -114,8 +114,8 @@ class CellRunner:
         self._events.emit_now(CellStarted, cell=cell.cell, number=cell.number)
         if self._observer.is_blocked_since_before and gpu.is_working():
             raise gpu.StillWorking(
-                "the GPU is not done with a collective of an earlier cell, and whatever this cell "
-                "issues would wait behind it. Get the rank back with %ddp_abort"
+                "the GPU is still working on a collective of an earlier cell, and this cell would "
+                "wait behind it. Free the rank: %ddp_abort"
             )
 
     def _end(self, cell: int, error: BaseException | None) -> None:

@@ -55,7 +55,7 @@ class RankShell(Component):
         self._blank = 0
         """Empty lines that the cell begins with, and that IPython leaves out."""
         self._notice = ""
-        """What the traceback that is being shown leaves out."""
+        """The line that says what the traceback being shown leaves out."""
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
@@ -70,9 +70,7 @@ class RankShell(Component):
         def enable_gui(gui: str | None = None) -> Any:
             # A window's event loop would run in place of the engine's, and the rank hear no more.
             if (gui or "").startswith(_WITH_WINDOWS):
-                raise UsageError(
-                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
-                )
+                raise UsageError(f"A rank has no display for {gui!r}. Type: %matplotlib inline")
             return enable(gui)
 
         self.shell.enable_gui = enable_gui

@@ -47,6 +47,6 @@ def _need(readable: bool) -> None:
     """Raise StillWorking where a value cannot be read without a wait for the GPU."""
     if not readable:
         raise gpu.StillWorking(
-            "its GPU is not done with what was issued before, and to read a value would wait for "
-            "that. If it hangs, %ddp_abort gets the rank back"
+            "its GPU is still working, and reading a value would wait for it. If it hangs, "
+            "%ddp_abort frees the rank"
         )

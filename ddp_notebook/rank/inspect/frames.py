@@ -256,7 +256,7 @@ class UserCode:
             elif module == "torch.autograd" and code.co_name == "backward":
                 operation = operation or "backward"
             elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
-                operation = "the DDP constructor"
+                operation = "DDP()"
             if self.is_users(code.co_filename):
                 return frame, operation
         return None, operation

@@ -9,6 +9,7 @@ import inspect
 import json
 import linecache
 import sys
+import traceback
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, codec
 from ddp_notebook.rank.calls import StackRequest
 from ddp_notebook.rank.inspect import frames as stack_frames
 from ddp_notebook.rank.inspect import safe_repr
-from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.frames import OURS, UserCode
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
 from ddp_notebook.rank.main_thread import Failure, MainThread
@@ -72,16 +73,33 @@ class Stacks:
         error = self._main_thread.error
         at_error = (Activity.FAILED,) if frames else (Activity.FAILED, Activity.HELD)
         if error is not None and doing.activity in at_error:
-            frames = list(error.frames)
-            values = self._left_by(error, request.with_locals)
+            frames, values = self._left_by(error, request.with_locals)
         return RankStack(self._rank, doing, _fit(frames, values))
 
-    def _left_by(self, error: Failure, with_locals: bool) -> list[tuple[Local, ...]]:
-        """Return the variables in the frames of an error's traceback."""
-        places = stack_frames.raised_in(error.trace, self._user_code.is_users)
-        at = {(line, frame.f_code.co_name): frame for frame, line in places if with_locals}
-        left = [at.get((frame.line, frame.function or "<module>")) for frame in error.frames]
-        return [variables_of(frame, keep=True) if frame is not None else () for frame in left]
+    def _left_by(
+        self, error: Failure, with_locals: bool
+    ) -> tuple[list[Frame], list[tuple[Local, ...]]]:
+        """Return the frames that an error passed through, and the variables in the user's.
+
+        Frames of libraries are among them, which the cell leaves out. Of an error that this one
+        wraps, or of a worker, the user's lines come last, without variables.
+        """
+        is_users = self._user_code.is_users
+        places = stack_frames.raised_in(error.trace, is_users)
+        walk = [*traceback.walk_tb(error.trace)] if places else []
+        begins = walk.index(places[-1]) if places else 0
+        passed = [
+            (frame, line)
+            for frame, line in walk[begins:]
+            if is_users(frame.f_code.co_filename) or not frame.f_code.co_filename.startswith(OURS)
+        ]
+        passed = [*passed[:_HALF], *passed[_HALF:][-_HALF:]]
+        inner = error.frames[len(places) :]
+        values = [
+            variables_of(frame, keep=True) if with_locals and self._is_told(frame) else ()
+            for frame, _ in passed
+        ]
+        return [*(self._frame(*place) for place in passed), *inner], [*values, *((),) * len(inner)]
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
         """Return the main thread's activity; `runs` is true if it has frames to show."""

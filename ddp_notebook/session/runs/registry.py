@@ -259,11 +259,13 @@ class RunRegistry:
         if detached is not None:
             return detached
         if any(run.state.claimed for run in self.all):
-            raise UsageMistake("Another thread is waiting for it already. Show stacks: %ddp_where")
+            raise UsageMistake(
+                "Another thread is already waiting for this run. Show stacks: %ddp_where"
+            )
         if self.detached is not None and self.all[-1:] == [self.detached]:
             return self.detached  # the last run: its result again
         raise UsageMistake(
-            "There is nothing to wait for: no rank is in a cell or a script. To run one in the "
+            "There is nothing to wait for: no cell or script is running. To run one in the "
             "background: %%ddp --detach, or %ddp_run --detach train.py"
         )
 
@@ -370,12 +372,12 @@ class RunRegistry:
         heading, on = other.heading, name_ranks(other.ranks)
         if run.script or other.script:
             raise UsageMistake(
-                f"{heading} is not over on {on}, and {run.script or other.script} needs every "
-                "rank: a script runs by itself. Wait: %ddp_wait. Or abort it: %ddp_abort"
+                f"{heading} is still running on {on}, and {run.script or other.script} needs every "
+                "rank. Wait: %ddp_wait. Or abort it: %ddp_abort"
             )
         if detach and other is self.detached:
             raise UsageMistake(
-                f"{heading} is detached already, on {on}; only one run can be. Wait for it: "
+                f"{heading} is already detached, on {on}, and only one run can be. Wait for it: "
                 "%ddp_wait. Or leave --detach out."
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_notebook.diagnosis import catalogue, diagnose_run, progress
+from ddp_notebook.diagnosis.collectives.p2p import unequal_counts
 from ddp_notebook.diagnosis.collectives.wait_graph import wait_graph
 from ddp_notebook.model import (
     Activity,
@@ -145,8 +146,7 @@ class StallDetector:
         waits = case.waiting or case.where(Activity.SILENT)
         if not waits or still_s < _limit_s(case, still_s):
             return None
-        facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
-        finding = _unexplained(case, facts, still_s)
+        finding = _unexplained(case, still_s)
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
 
@@ -169,8 +169,8 @@ def _broken(case: Case) -> tuple[RankReport, ...]:
     return tuple(e for e in silent if e.process.cannot_answer or e.process.program)
 
 
-def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
-    """Describe a stall that no rule explains; `facts` are what each rank does."""
+def _unexplained(case: Case, still_s: float) -> Finding:
+    """Describe a stall that no rule explains; what each rank does stands beside it."""
     ranks, kind, process = case.where(Activity.SILENT), "undecided.no-answer", ProcessFacts()
     if broken := _broken(case):
         ranks, process = tuple(e.rank for e in broken), broken[0].process
@@ -183,7 +183,7 @@ def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
         kind,
         ranks,
         waiting=case.waiting,
-        evidence=facts,
+        evidence=unequal_counts(case.collectives),
         program=process.program,
         why_not=process.cannot_answer,
         still_s=UNDECIDED_AFTER_S if ranks else still_s,

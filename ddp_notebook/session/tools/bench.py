@@ -420,8 +420,8 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
             power = min(max(fits.bit_length() - 1, 0) // 10, 3)
             raise UsageMistake(
                 f"{format_bytes(plan.max_bytes)} needs {format_bytes(needed)} on each of "
-                f"{name_ranks(here)}, and {format_bytes(free)} are free there, of which a "
-                f"benchmark takes half at most. What fits: --max {fits >> 10 * power}"
+                f"{name_ranks(here)}, and {format_bytes(free)} are free there; a "
+                f"benchmark uses half of it at most. What fits: --max {fits >> 10 * power}"
                 f"{('', 'K', 'M', 'G')[power]}"
             )
 

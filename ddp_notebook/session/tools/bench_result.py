@@ -76,8 +76,8 @@ class BenchResult(BenchRun):
             )
         if wire.get("version") != VERSION:
             raise UsageMistake(
-                f"{source} is of version {wire.get('version')} of the file's form, and this "
-                f"ddp_notebook reads version {VERSION}."
+                f"{source} has format version {wire.get('version')}, and this ddp_notebook reads "
+                f"version {VERSION}. Measure again: %ddp_bench --export {path}"
             )
         try:
             return cls.of(codec.decode(BenchRun, wire["run"]))
@@ -190,13 +190,10 @@ def check_export(path: str | os.PathLike[str], *, steps: bool = False) -> str:
     target = named_file(path)
     endings = (".json", ".csv", *((".txt",) * (not steps)), *_FIGURES)
     if not target.name.lower().endswith(endings):
-        nccl = "" if steps else " (.nccl.json and .nccl.txt are nccl-tests' forms)"
-        return (
-            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)}"
-            f"{nccl}."
-        )
+        nccl = "" if steps else " (.nccl.json and .nccl.txt are nccl-tests' formats)"
+        return f"--export {path}: the ending chooses the format; use {', '.join(endings)}{nccl}."
     if not target.parent.is_dir():
-        return f"--export {path}: there is no folder {target.parent}."
+        return f"--export {path}: folder {target.parent} does not exist."
     return ""
 
 

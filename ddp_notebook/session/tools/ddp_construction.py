@@ -60,8 +60,8 @@ class WrapOptions:
     def __post_init__(self) -> None:
         if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb < 2**20:
             raise UsageMistake(
-                f"--bucket-cap-mb {self.bucket_cap_mb:g} is not a size of buckets: it is in MiB "
-                "and more than 0, such as 25."
+                f"--bucket-cap-mb must be a size in MiB of more than 0, such as 25, not "
+                f"{self.bucket_cap_mb:g}."
             )
         if self.target:
             check_name(self.target)
@@ -194,12 +194,12 @@ class Wrap:
         # that kept theirs have passed stages by collectives of a group that is gone.
         if self._record.snapshot.generation != self._generation:
             self.stage = None
-            raise UsageMistake(f"The process group was built again in between. {again}")
+            raise UsageMistake(f"The process group has been rebuilt since. {again}")
         idle_ranks(self.ranks, "%ddp_wrap", self._record.snapshot)
         first = stage = self.stage
         last = to or first
         if last.number < first.number:
-            raise UsageMistake(f"Stage {last} is passed already. The next is {first}: %ddp_step")
+            raise UsageMistake(f"Stage {last} has already passed. The next is {first}: %ddp_step")
         self._details = []
         texts: dict[int, str] = {}
         for stage in tuple(WrapStage)[first.number - 1 : last.number]:

@@ -75,7 +75,7 @@ class FaultLab:
         if self._world_size < fault.min_ranks:
             raise UsageMistake(
                 f"{fault.name} needs {fault.min_ranks} ranks, and there are {self._world_size}. "
-                f"More in their place: %ddp_init --world-size {fault.min_ranks} --replace"
+                f"Start more: %ddp_init --world-size {fault.min_ranks} --replace"
             )
         result = self._run(fault, True, started)
         self._last = fault

@@ -99,7 +99,7 @@ class Looking:
         up = self.up + steps[frame] if frame in steps else int(frame)
         if not deepest:
             raise UsageMistake(
-                "No rank stands in code of yours. It does at a breakpoint (%ddp_break), in a "
+                "No rank is in your code. A rank is there at a breakpoint (%ddp_break), in a "
                 "collective, and after a cell that raised."
             )
         if not 0 <= up < deepest:
@@ -113,7 +113,9 @@ class Looking:
     def watch(self, source: str) -> None:
         """Show this expression after each step. Raises UsageMistake for one too many."""
         if source not in self.watched and len(self.watched) >= _MOST_WATCHED:
-            raise UsageMistake(f"{_MOST_WATCHED} expressions are watched. %ddp_print --unwatch")
+            raise UsageMistake(
+                f"Already {_MOST_WATCHED} expressions are watched. Stop: %ddp_print --unwatch"
+            )
         self.watched = tuple(dict.fromkeys((*self.watched, source)))
 
     def unwatch(self, source: str) -> None:
@@ -269,6 +271,6 @@ def check_source(source: str, *, assign: bool) -> None:
                 isinstance(node, ast.Assign | ast.AugAssign) for node in syntax.parse(source).body
             ):
                 why += f" To assign: %ddp_set {source}"
-        raise UsageMistake(f"{source!r} is no {what} ({why}") from None
+        raise UsageMistake(f"{source!r} is not a valid {what} ({why}") from None
     if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
-        raise UsageMistake(f"{source!r} is no {what}.")
+        raise UsageMistake(f"{source!r} is not a valid {what}.")

@@ -123,8 +123,8 @@ class Values:
                 why = str(error).rstrip(".")
                 raise UsageMistake(
                     f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. "
-                    "Classes of the ranks' own are not known here, nor is a group. Pull what it is "
-                    f"made of, such as a model's: %%ddp, then weights = {name}.state_dict(), and "
+                    "The notebook has no groups, and not the classes that cells define. Pull its "
+                    f"parts, such as a model's: %%ddp, then weights = {name}.state_dict(), and "
                     "%ddp_pull weights"
                 ) from None
         return values
