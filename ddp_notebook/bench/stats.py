@@ -53,6 +53,7 @@ def summarise(
         reasons=reasons,
         notes=trust.notes(replace(about, curves=measured)),
         conditions=conditions,
+        copy_gb_per_s=min((a.get("copy_gb_per_s", 0.0) for a in answers.values()), default=0.0),
         plan=codec.encode(plan),
     )
 

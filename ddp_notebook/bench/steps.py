@@ -10,7 +10,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -79,7 +79,7 @@ class StepPlan:
     """A variable of the ranks: a function of output and target. Empty: a loss that needs none."""
     data: str = ""
     """A variable of the ranks with samples. Empty: random samples of the right shape."""
-    batches: tuple[int, ...] = (8, 32, 128)
+    batches: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     """Samples per rank, smallest first."""
     buckets: tuple[str, ...] = (DEFAULT_BUCKET,)
     budget_s: float = 30.0
@@ -206,7 +206,21 @@ class StepPoint:
     @property
     def exposed_share(self) -> float:
         """The part of the step that is exposed communication, 0 to 1."""
-        return min(1.0, max(0.0, self.exposed_us / self.step_us))
+        return self._share(self.exposed_us)
+
+    @property
+    def share_interval(self) -> tuple[float, float]:
+        """The 95 % interval of that part, within 0 to 1."""
+        low, high = self.exposed_interval_us
+        return self._share(low), self._share(high)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the exposed communication may be none: its interval includes 0."""
+        return self.exposed_interval_us[0] <= 0
+
+    def _share(self, part_us: float) -> float:
+        return min(1.0, max(0.0, part_us / self.step_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +270,12 @@ class StepBenchResult:
             return ()
         main = DEFAULT_BUCKET if DEFAULT_BUCKET in self.buckets else self.buckets[0]
         return tuple(point for point in self.points if point.bucket == main)
+
+
+def named_batches(points: Iterable[StepPoint]) -> str:
+    """Return the batch sizes of points: ``batch 8``, ``batches 8, 16 and 32``."""
+    *most, last = (f"{batch:,}" for batch in sorted({point.batch for point in points}))
+    return f"batches {', '.join(most)} and {last}" if most else f"batch {last}"
 
 
 # -- from blocks to points ---------------------------------------------------------------
@@ -406,10 +426,10 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
             f"{ranks} ranks compute on all {cores} cores, so none is free to communicate beside "
             "it: what overlaps slows the backward down, and little is hidden."
         )
-    unsure = {p.batch for p in result.points if p.exposed_interval_us[0] <= 0}
+    unsure = [p for p in result.points if p.unsure]
     if unsure:
         yield (
-            f"At batch {', '.join(map(str, sorted(unsure)))} the exposed communication is within "
+            f"At {named_batches(unsure)} the exposed communication is within "
             "the noise: its interval includes 0. A larger --budget gives more steps."
         )
 
@@ -421,10 +441,10 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     """Return the badge, and every reason why it is not better, worst first."""
     judged = [*from_load(result.world_size, result.cores, result.others_cpu)]
     points = result.points
-    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
+    impossible = [p for p in points if p.world_size > 1 and p.efficiency > PERFECT]
     if impossible:
         reason = (
-            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
+            f"at {named_batches(impossible)} a step of one rank alone took longer than "
             "one of all ranks, which cannot be: something else slowed it down, so there is no "
             "efficiency to tell"
         )
@@ -432,7 +452,7 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     few = [p for p in points if len(p.times_us) < 8]
     if few:
         reason = (
-            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
+            f"at {named_batches(few)} fewer than 8 steps were timed before "
             "the budget ended. A larger --budget helps"
         )
         judged.append((Trust.FAIR, reason))

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ddp_notebook.bench.plan import op_named
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 from ddp_notebook.bench.steps import StepBenchResult
 
@@ -168,22 +169,64 @@ def _average_rate(points: Sequence[BenchPoint]) -> float:
 
 def nccl_json(run: BenchRun) -> dict[str, Any]:
     """nccl-tests' JSON. Several curves are one list of results with different names."""
-    points = [point for curve in run.curves for point in curve.points]
-    wrong = sum(point.wrong for point in points)
+    plan = run.plan
+    config = {
+        "minimum_bytes": plan.get("min_bytes", 0),
+        "maximum_bytes": plan.get("max_bytes", 0),
+        "step_factor": plan.get("factor", 2),
+        "warmup_iters": plan.get("warmup", 0),
+    }
+    results = [_nccl_result(curve, point) for curve in run.curves for point in curve.points]
+    wrong = sum(point.wrong for point in run.all_points)
+    return _nccl_file(run, config, results) | {
+        "start_time": run.started,
+        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
+        "average_bus_bandwidth": {"bandwidth": _average_rate(run.all_points), "okay": "unchecked"},
+        "errors": [run.ended] if run.ended else [],
+    }
+
+
+def steps_nccl_json(result: StepBenchResult) -> dict[str, Any]:
+    """Training steps in nccl-tests' JSON: a step as what all_reduces the model's gradients.
+
+    Its time is the whole step's, so its bandwidth is that of gradients in training, and not of a
+    network. The keys that are not nccl-tests' tell of the step.
+    """
+    size = result.gradient_bytes
+    factor = op_named("all_reduce").bus_factor(result.world_size)
+    results = []
+    for point, row in zip(result.points, step_rows(result), strict=True):
+        mean_us = statistics.fmean(point.times_us) if point.times_us else point.step_us
+        rate = size / mean_us / 1e3
+        head = {"size": size, "count": result.parameters, "type": "float", "redop": "avg"}
+        time = {"time": mean_us, "alg_bw": rate, "bus_bw": rate * factor, "nwrong": 0.0}
+        made = {**head, "root": "-1", "in_place": time, "actual_iterations": point.steps, **row}
+        if point.times_us:
+            made["in_place_per_iter"] = _per_iteration(point.times_us)
+        name = f"training step of {result.model} batch {point.batch} bucket {point.bucket}"
+        results.append(made | {"experiment_name": name})
+    config = {"minimum_bytes": size, "maximum_bytes": size, "step_factor": 1, "warmup_iters": 1}
+    return _nccl_file(result, config, results) | {
+        "errors": [result.problem] if result.problem else []
+    }
+
+
+def _nccl_file(
+    of: BenchRun | StepBenchResult, config: dict[str, Any], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what nccl-tests write around results."""
+    most = max((each["actual_iterations"] for each in results), default=0)
     return {
         "version": 2,
-        "start_time": run.started,
+        "start_time": "",
         "args": ["ddp_notebook"],
         "env": [],
         "nccl_version": 0,
         "config": {
             "nthreads": 1,
             "ngpus": 1,
-            "minimum_bytes": run.plan.get("min_bytes", 0),
-            "maximum_bytes": run.plan.get("max_bytes", 0),
-            "step_factor": run.plan.get("factor", 2),
-            "warmup_iters": run.plan.get("warmup", 0),
-            "iterations": max((point.iterations for point in points), default=0),
+            **config,
+            "iterations": most,
             "aggregated_iterations": 1,
             "validation": 1,
             "graph": 0,
@@ -191,14 +234,11 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
             "per_iter_timing": "true",
             "parallel_init": "false",
             "devices": [
-                {"rank": rank, "group": 0, "device": 0, "device_info": run.device}
-                for rank in range(run.world_size)
+                {"rank": rank, "group": 0, "device": 0, "device_info": of.device}
+                for rank in range(of.world_size)
             ],
         },
-        "results": [_nccl_result(curve, point) for curve in run.curves for point in curve.points],
-        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
-        "average_bus_bandwidth": {"bandwidth": _average_rate(points), "okay": "unchecked"},
-        "errors": [run.ended] if run.ended else [],
+        "results": results,
     }
 
 
@@ -208,20 +248,29 @@ def _nccl_result(curve: Curve, point: BenchPoint) -> dict[str, Any]:
     if point.samples is not None:
         times_ns = point.samples.times_ns
         slowest = [max(column) / 1e3 for column in zip(*times_ns, strict=True)]
-        ordered, deviation = sorted(slowest), statistics.pstdev(slowest)
-        result[f"{place}_per_iter"] = per_iteration = {
-            "min_us": ordered[0],
-            "max_us": ordered[-1],
-            "avg_us": point.mean_us,
-            "p50_us": point.latency_us,
-            "p95_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 95 // 100) - 1)],
-            "p99_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 99 // 100) - 1)],
-            "stdev_us": deviation,
-            "cv_pct": 100 * deviation / point.mean_us if point.mean_us else 0.0,
-            "times_us": slowest,
-        }
+        result[f"{place}_per_iter"] = per_iteration = _per_iteration(slowest)
         if len(times_ns) > 1:
             of_ranks = [[time / 1e3 for time in times] for times in times_ns]
             per_iteration["per_process_max_times_us"] = of_ranks
     name = f"{_nccl_name(curve)} {curve.world_size} ranks {curve.mode}"
     return {**result, "actual_iterations": point.iterations, "experiment_name": name}
+
+
+def _per_iteration(times_us: Sequence[float]) -> dict[str, Any]:
+    """Return what nccl-tests tell of the times of the slowest rank."""
+    ordered, mean, deviation = (
+        sorted(times_us),
+        statistics.fmean(times_us),
+        statistics.pstdev(times_us),
+    )
+    return {
+        "min_us": ordered[0],
+        "max_us": ordered[-1],
+        "avg_us": mean,
+        "p50_us": statistics.median(ordered),
+        "p95_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 95 // 100) - 1)],
+        "p99_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 99 // 100) - 1)],
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / mean if mean else 0.0,
+        "times_us": list(times_us),
+    }

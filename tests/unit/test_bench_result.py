@@ -67,8 +67,7 @@ def test_a_baseline_is_kept_and_one_that_has_nothing_in_common_is_noted() -> Non
     assert other.baseline is None
     assert other.notes[0].startswith("No baseline is shown: it has no operation, dtype, mode and")
     elsewhere = BenchResult.of(bench_run(), replace(before, backend="nccl", device="cuda:0"))
-    assert elsewhere.baseline is None
-    assert "it is of nccl on cuda:0, and this run of gloo on cpu" in elsewhere.notes[0]
+    assert elsewhere.baseline is not None, "NCCL beside gloo is what a baseline is good for"
 
 
 def test_a_file_of_the_first_release_is_read(tmp_path: Path) -> None:

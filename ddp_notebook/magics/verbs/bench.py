@@ -71,7 +71,11 @@ _STEP_OPTIONS = (
         "mlp, transformer (default: cnn, when another of these options is given)",
         type=str,
     ),
-    Option("--batch SIZES", "batch sizes per rank, such as 8,16,32 (default 8,32,128)", type=str),
+    Option(
+        "--batch SIZES",
+        "batch sizes per rank, such as 8,16,32 (default 4,8,16,32,64,128)",
+        type=str,
+    ),
     Option(
         "--bucket-mb SIZES",
         "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
@@ -168,8 +172,18 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
     if args.export and (problem := check_export(args.export, steps=True)):
         raise UsageMistake(problem)
 
+    prepared_s = 0.0
+
+    # What is left is at most the budget, which begins when the model is prepared; a small model
+    # has all its steps before that.
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
-        return view.live_steps(plan.model, result, done, elapsed_s)
+        nonlocal prepared_s
+        if not done:
+            prepared_s = elapsed_s
+            return view.live_steps(plan.model, result, done, None, elapsed_s)
+        spent_s = elapsed_s - prepared_s
+        left_s = min(plan.budget_s - spent_s, spent_s * (1 - done) / done)
+        return view.live_steps(plan.model, result, done, left_s if left_s > 0 else None)
 
     with ui.output.progress(render) as watch:
         result = ui.session.bench_steps(plan, watch, chosen_ranks(ui.session, args))

@@ -16,7 +16,7 @@ from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import codec, counted
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.views import bench_export
+from ddp_notebook.views import bench_export, bench_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,17 +37,9 @@ class BenchResult(BenchRun):
         """Return the result of `run`, without a `baseline` that has none of its curves."""
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
         why_not = ""
-        if baseline is not None:
-            own, other = ((each.backend, each.device.split(":")[0]) for each in (run, baseline))
-            if own != other:
-                why_not = (
-                    f"it is of {baseline.backend} on {baseline.device}, and this run of "
-                    f"{run.backend} on {run.device}"
-                )
-            elif not {curve.key for curve in run.curves} & {c.key for c in baseline.curves}:
-                why_not = (
-                    "it has no operation, dtype, mode and number of ranks that was measured now"
-                )
+        keys = {curve.key for curve in run.curves}
+        if baseline is not None and not keys & {curve.key for curve in baseline.curves}:
+            why_not = "it has no operation, dtype, mode and number of ranks that was measured now"
         if why_not:
             # Nobody has it yet: until it is returned a frozen value may be completed.
             object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
@@ -86,8 +78,6 @@ class BenchResult(BenchRun):
 
     def plot(self) -> Figure:
         """Return a matplotlib figure: time and bandwidth against size."""
-        from ddp_notebook.views import bench_figures
-
         return bench_figures.against_size(self, self.baseline)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -147,7 +137,7 @@ class BenchResult(BenchRun):
         }
         try:
             if name.endswith(_FIGURES):
-                self.plot().savefig(named_file(path))
+                bench_figures.save(self.plot(), named_file(path))
                 return f"the figure → {path}"
             write = next((write for end, write in forms.items() if name.endswith(end)), None)
             if write is None:
@@ -161,19 +151,20 @@ class BenchResult(BenchRun):
 def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
     """Write training steps in the form of the name's ending, and say what was written.
 
-    ``.csv`` and ``.json`` have a line or an object for each batch and bucket size. Raises
-    UsageMistake when it cannot be written.
+    ``.csv`` and ``.json`` have a line or an object for each batch and bucket size, ``.nccl.json``
+    a result as nccl-tests write it. Raises UsageMistake when it cannot be written.
     """
-    from ddp_notebook.views import bench_figures
-
     if problem := check_export(path, steps=True):
         raise UsageMistake(problem)
     name = Path(path).name.lower()
     try:
         if name.endswith(_FIGURES):
-            bench_figures.against_batch(result).savefig(named_file(path))
+            bench_figures.save(bench_figures.against_batch(result), named_file(path))
             return f"the figure → {path}"
         rows = bench_export.step_rows(result)
+        if name.endswith(".nccl.json"):
+            _written(json.dumps(bench_export.steps_nccl_json(result)), path)
+            return f"{counted(len(rows), 'point')} → {path}"
         about = {"kind": f"{KIND} of training steps", "version": VERSION}
         wire = about | codec.encode(replace(result, points=())) | {"points": rows}
         _written(bench_export.csv(rows) if name.endswith(".csv") else json.dumps(wire), path)
@@ -190,7 +181,8 @@ def check_export(path: str | os.PathLike[str], *, steps: bool = False) -> str:
     target = named_file(path)
     endings = (".json", ".csv", *((".txt",) * (not steps)), *_FIGURES)
     if not target.name.lower().endswith(endings):
-        nccl = "" if steps else " (.nccl.json and .nccl.txt are nccl-tests' forms)"
+        forms = ".nccl.json is" if steps else ".nccl.json and .nccl.txt are"
+        nccl = f" ({forms} in nccl-tests' form)"
         return (
             f"--export {path}: the name says the form, and ends in one of {', '.join(endings)}"
             f"{nccl}."
