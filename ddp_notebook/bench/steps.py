@@ -426,12 +426,6 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
             f"{ranks} ranks compute on all {cores} cores, so none is free to communicate beside "
             "it: what overlaps slows the backward down, and little is hidden."
         )
-    unsure = [p for p in result.points if p.unsure]
-    if unsure:
-        yield (
-            f"At {named_batches(unsure)} the exposed communication is within "
-            "the noise: its interval includes 0. A larger --budget gives more steps."
-        )
 
 
 # -- how far to trust it -----------------------------------------------------------------

@@ -105,24 +105,18 @@ def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
 
 def table_html(run: BenchRun, baseline: BenchRun | None = None, figure: str = "") -> str:
     """Return the result as HTML, with a `figure` that is HTML too."""
-    ended = f"Ended early: {run.ended}. What was measured by then is here."
-    tables = (
-        _details(
-            f"{escape(curve.name)}: {counted(len(curve.points), 'size')} as a table",
-            _scrolling(_sizes(curve, baseline)),
-        )
-        for curve in run.curves
-    )
-    return _page(
-        title(run),
-        answer(run),
-        f"<p>{escape(ended)}</p>" if run.ended else "",
+    ended = f"<p>Ended early: {escape(run.ended)}. What was measured by then is here.</p>"
+    parts = [
+        ended if run.ended else "",
         figure,
         _chip(run.trust, run.reasons),
         _list(run.notes[1:]),
-        *tables,
-        *(f"<p><small>{escape(line)}</small></p>" for line in _foot(baseline)),
-    )
+    ]
+    for curve in run.curves:
+        summary = f"{escape(curve.name)}: {counted(len(curve.points), 'size')} as a table"
+        parts.append(_details(summary, _scrolling(_sizes(curve, baseline))))
+    parts += [f"<p><small>{escape(line)}</small></p>" for line in _foot(baseline)]
+    return _page(title(run), answer(run), *parts)
 
 
 def _scrolling(table: Table) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ddp_notebook.bench.intervals import median_interval
-from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Interval, duration
-from ddp_notebook.bench.steps import PERFECT, StepBenchResult, StepPoint
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Fit, duration
+from ddp_notebook.bench.steps import PERFECT, StepBenchResult
 from ddp_notebook.model import format_bytes
 from ddp_notebook.views.bench import name_bucket, steps_title, title
 
@@ -37,13 +37,28 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _VERMILLION = _COLOURS[1]
 _INK, _QUIET = "#333333", "#808080"
 """Of words, which a page replaces by its own colour; of thin lines, seen on white and on black."""
-_TEXT = 10.0
-"""The size of text in a plot, in points: about as many pixels in a column of 365 pixels."""
-_PANEL_IN = (5.0, 3.9)
+_THIN: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (4, 2))}
+_LOOK: dict[str, Any] = {
+    "font.size": 10,  # points: about as many pixels in a column of 365 pixels
+    "axes.titlesize": 11,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _INK
+    ),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), _QUIET),
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.25,
+    "svg.fonttype": "none",  # text stays text, found by a search
+    "text.parse_math": False,  # names may have a dollar sign
+}
+"""A quiet frame and grid."""
 _LEAST_US = 1e-3
 """A nanosecond: a log axis cannot show the time 0 of a clock that is too coarse."""
-_FAR_ABOVE = 4.0
-"""A ceiling this many times above what was reached would flatten the curve: it is only told."""
 _HOVER = "hover: "
 """Begins the id of what tells something where the pointer rests on it."""
 
@@ -76,7 +91,7 @@ def _svg(figure: Figure) -> str:
     from matplotlib import rc_context
 
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none"}):  # text stays text, found by a search
+    with rc_context(_LOOK):
         figure.savefig(buffer, format="svg")
     drawn = "<svg" + buffer.getvalue().partition("<svg")[2]
     # Its style sheet would be one for everything on the page.
@@ -93,20 +108,19 @@ def _svg(figure: Figure) -> str:
 
 def _figure(panels: Sequence[Panel], heading: str = "") -> Figure:
     """Return the panels as one figure; matplotlib is loaded when the first one is asked for."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
-    width, height = _PANEL_IN
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
-    size = (width * columns, height * rows)
-    figure = Figure(figsize=size, layout=layout, facecolor="none")
-    if heading:
-        figure.set_facecolor("white")
-        figure.suptitle(heading, fontsize=11, fontweight="bold", color=_INK)
-    for number, panel in enumerate(panels, 1):
-        panel(figure.add_subplot(rows, columns, number))
+    back = "white" if heading else "none"
+    with rc_context(_LOOK):
+        figure = Figure(figsize=(5.0 * columns, 3.9 * rows), layout=layout, facecolor=back)
+        figure.suptitle(heading, fontsize=11, fontweight="bold")
+        for number, panel in enumerate(panels, 1):
+            panel(figure.add_subplot(rows, columns, number))
     return figure
 
 
@@ -120,43 +134,48 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
 
 def size_panels(run: BenchRun, baseline: BenchRun | None = None) -> list[Panel]:
     """Return two panels for each operation: time, and bus bandwidth; a baseline is in grey."""
-    before = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
-    name = f"baseline, {baseline.backend} on {baseline.device}" if baseline is not None else ""
     by_op: dict[str, list[Curve]] = {}
     for curve in run.curves:
-        if curve.points:
+        if curve.points and curve.operation.sized:
             by_op.setdefault(curve.op, []).append(curve)
-    sized = {op: curves for op, curves in by_op.items() if curves[0].operation.sized}
     panels: list[Panel] = []
-    for curves in sized.values():
-        shown = [(curve, before.get(curve.key)) for curve in curves]
-        panels += [partial(_times, run, shown, name), partial(_rates, run, shown, name)]
-    return panels or [
-        partial(_say, run.notes[0] if by_op and run.notes else "Nothing was measured.")
-    ]
+    for curves in by_op.values():
+        keys = [curve.key for curve in curves]
+        before = [c for c in baseline.curves if c.key in keys] if baseline is not None else []
+        old = f"baseline, {baseline.backend} on {baseline.device}" if baseline is not None else ""
+        named = [(old, curve) for curve in before]
+        new = f"this run, {run.backend} on {run.device}" if before else ""
+        named += [(_label(curve) if len(curves) > 1 else new, curve) for curve in curves]
+        panels += [partial(_times, run, named, curves), partial(_rates, run, named, curves)]
+    return panels or [partial(_say, run.notes[0] if run.notes else "nothing was measured")]
 
 
-Shown: TypeAlias = "Sequence[tuple[Curve, Curve | None]]"
-"""Curves of one operation, each with that of a baseline."""
+Named: TypeAlias = "Sequence[tuple[str, Curve]]"
+"""Curves of one operation, and what they are called in a panel; those of a baseline are first."""
+Reading: TypeAlias = tuple[float, float, float]
+"""A value between the ends of its interval."""
 
 
-def _times(run: BenchRun, shown: Shown, baseline: str, axes: Axes) -> None:
+def _label(curve: Curve) -> str:
+    """Return what distinguishes a curve from others of its operation, with its two numbers."""
+    name, fit = curve.name.removeprefix(f"{curve.op} of "), curve.fit
+    if fit is None:
+        return name
+    return f"{name}: {duration(fit.latency_s)}, {fit.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
+
+
+def _times(run: BenchRun, named: Named, curves: Sequence[Curve], axes: Axes) -> None:
     """Draw the time of every size on two log axes, with the two lines that it approaches."""
-    curves = [curve for curve, _ in shown]
-    _dress(axes, f"{curves[0].op}: time on the slowest rank", "tensor size", "")
-    _size_axis(axes, run)
+    axes.set(title=f"{curves[0].op}: time on the slowest rank", xlabel="tensor size", ylabel="")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _position: duration(value / 1e6))
     axes.yaxis.set_minor_formatter(lambda *_: "")
-    axes.set_ylim(_time_range([p for curve in run.curves for p in curve.points]))
-    for number, (curve, before) in enumerate(shown):
-        if before is not None:
-            _draw(axes, before, _time, number, baseline)
-        _draw(axes, curve, _time, number, _label(run, shown, curve))
-        if curve.fit is not None:
-            _asymptotes(axes, curve, _COLOURS[number % len(_COLOURS)], named=len(shown) == 1)
-    if len(shown) == 1 and curves[0].op == "all_reduce":
-        _mark_buckets(axes, run.bucket_bytes, curves[0])
+    axes.set_ylim(_time_range(run.all_points))
+    _draw(axes, run, named, _time)
+    for curve in curves:
+        _asymptotes(axes, curve, named=len(curves) == 1)
+    if len(curves) == 1 and curves[0].op == "all_reduce":
+        _mark_buckets(axes, run.bucket_bytes, curves[0].fit)
     for barrier in [curve for curve in run.curves if not curve.operation.sized][-1:]:
         time_us = barrier.points[0].latency_us
         label = f"{barrier.name}: {duration(time_us / 1e6)}"
@@ -164,142 +183,101 @@ def _times(run: BenchRun, shown: Shown, baseline: str, axes: Axes) -> None:
     _legend(axes, "upper left")
 
 
-def _asymptotes(axes: Axes, curve: Curve, colour: str, *, named: bool) -> None:
+def _asymptotes(axes: Axes, curve: Curve, *, named: bool) -> None:
     """Draw what small sizes approach, the latency, and what large ones do, size / bandwidth."""
-    fit, least = curve.fit, axes.get_ylim()[0]
+    if (fit := curve.fit) is None:
+        return
+    rate, last = fit.bandwidth_bytes_per_s, fit.to_bytes
+    # From where the line enters the panel: a log axis has no 0 to begin at.
+    first = max(fit.from_bytes, axes.get_ylim()[0] * rate / 1e6)
+    floor = max(fit.latency_s * 1e6, _LEAST_US)
+    axes.plot([fit.from_bytes, last], [floor] * 2, **_THIN)
+    axes.plot([first, last], [first / rate * 1e6, last / rate * 1e6], **_THIN)
+    if named:
+        _note(axes, f"latency {duration(fit.latency_s)}", last, floor, below=True, left=True)
+        middle = math.sqrt(first * last)
+        _note(axes, f"size / {rate / 1e9:.3g} GB/s", middle, middle / rate * 1e6, below=True)
+
+
+def _mark_buckets(axes: Axes, sizes: Sequence[int], fit: Fit | None) -> None:
+    """Mark the buckets of the user's models where the fit predicts them; the largest is named."""
     if fit is None:
         return
-    thin: dict[str, Any] = {"color": _QUIET if named else colour, "lw": 0.9, "ls": (0, (4, 2))}
-    rate = fit.bandwidth_bytes_per_s
-    # From where the line enters the panel: a log axis has no 0 to begin at.
-    first, last = max(fit.from_bytes, least * rate / 1e6), fit.to_bytes
-    floor = max(fit.latency_s * 1e6, _LEAST_US)
-    axes.plot([fit.from_bytes, last], [floor] * 2, **thin)
-    axes.plot([first, last], [first / rate * 1e6, last / rate * 1e6], **thin)
-    if named:
-        _note(axes, f"latency {duration(fit.latency_s)}", last, floor, below=True, right=True)
-        middle = math.sqrt(first * last)
-        axes.annotate(
-            f"size / {rate / 1e9:.3g} GB/s",
-            (middle, middle / rate * 1e6),
-            xytext=(6, -3),
-            textcoords="offset points",
-            va="top",
-            fontsize=_TEXT,
-            color=_INK,
-        )
-
-
-def _mark_buckets(axes: Axes, sizes: Sequence[int], curve: Curve) -> None:
-    """Mark the buckets of the user's models where the fit predicts them; the largest is named."""
-    fit = curve.fit
-    inside = [size for size in sizes if fit and fit.from_bytes <= size <= fit.to_bytes]
-    if fit is None or not inside:
-        return
+    inside = [size for size in sizes if fit.from_bytes <= size <= fit.to_bytes]
     for size in inside:
-        words = f"your {format_bytes(size)} bucket: {duration(fit.predict(size))}"
-        at = ([size], [fit.predict(size) * 1e6])
-        axes.plot(*at, "D", mfc="none", mec=_COLOURS[3], mew=1.8, ms=8)
-        _hover(axes, *at, [f"{words}, by latency and bandwidth"])
+        time_us = fit.predict(size) * 1e6
+        words = f"your {format_bytes(size)} bucket: {duration(time_us / 1e6)}"
+        axes.plot(size, time_us, "D", mfc="none", mec=_COLOURS[3], mew=1.8, ms=8)
+        _hover(axes, size, time_us, f"{words}, by latency and bandwidth")
         if size == inside[-1]:
-            _note(axes, f"{words} ", size, at[1][0], right=True)
+            _note(axes, f"{words} ", size, time_us, left=True)
 
 
-def _rates(run: BenchRun, shown: Shown, baseline: str, axes: Axes) -> None:
+def _rates(run: BenchRun, named: Named, curves: Sequence[Curve], axes: Axes) -> None:
     """Draw the bus bandwidth of every size, below what the same run says is possible."""
-    curves = [curve for curve, _ in shown]
-    _dress(axes, f"{curves[0].op}: bus bandwidth", "tensor size", "GB/s that each rank sends")
-    _size_axis(axes, run)
-    for number, (curve, before) in enumerate(shown):
-        if before is not None:
-            _draw(axes, before, _rate, number, baseline)
-        _draw(axes, curve, _rate, number, _label(run, shown, curve))
-    reached = max((p.busbw_gb_per_s for p in run.all_points), default=0.0)
-    fit = curves[0].fit if len(curves) == 1 else None
-    ceilings = [
-        (run.limit_gb_per_s, "a GPU sends at most"),
-        (run.copy_gb_per_s, "each rank copies memory at"),
-    ]
-    if fit is not None:
+    axes.set(
+        title=f"{curves[0].op}: bus bandwidth",
+        xlabel="tensor size",
+        ylabel="GB/s that each rank sends",
+    )
+    _draw(axes, run, named, _rate)
+    reached = max(p.busbw_gb_per_s for p in run.all_points)
+    # A line far above would flatten the curve: it is only told. What links can carry is always one.
+    ceilings = [(run.copy_gb_per_s, 4 * reached, "each rank copies memory at")]
+    ceilings += [(run.limit_gb_per_s, math.inf, "a GPU sends at most")]
+    if len(curves) == 1 and (fit := curves[0].fit) is not None:
         factor = curves[0].operation.bus_factor(curves[0].world_size)
-        ceilings.append((fit.bandwidth_bytes_per_s / 1e9 * factor, "large tensors approach"))
-    near = [top for top, _ in ceilings if top <= _FAR_ABOVE * reached or top == run.limit_gb_per_s]
-    axes.set_ylim(0, 1.15 * max(reached, *near, 0.0) or 1)
-    for top, words in ceilings:
-        if top and top in near:
-            _ceiling(axes, top, f"{words} {top:.3g} GB/s")
-        elif top:
+        rate = fit.bandwidth_bytes_per_s / 1e9 * factor
+        ceilings += [(rate, 4 * reached, "large tensors approach")]
+    tops = [top for top, most, _ in ceilings if top <= most]
+    axes.set_ylim(0, 1.15 * max(reached, *tops, 0.0) or 1)
+    for top, most, words in ceilings:
+        if top > most:
             _note(axes, f"↑ {words} {top:.3g} GB/s", y=axes.get_ylim()[1], below=True)
+        elif top:
+            axes.axhline(top, **_THIN)
+            _note(axes, f"{words} {top:.3g} GB/s", y=top, below=True)
     if all(curve.world_size == 1 for curve in curves):
         _say("one rank sends nothing", axes)
     _legend(axes, "center left")
 
 
-Reading: TypeAlias = "tuple[float, Interval]"
-
-
 def _time(point: BenchPoint) -> Reading:
     low, high = point.latency_interval_us
-    return max(point.latency_us, _LEAST_US), (max(low, _LEAST_US), max(high, _LEAST_US))
+    return max(low, _LEAST_US), max(point.latency_us, _LEAST_US), max(high, _LEAST_US)
 
 
 def _rate(point: BenchPoint) -> Reading:
     """The bandwidth, and its interval: that of the time, the other way round."""
-    low, high = point.latency_interval_us
-    bus, middle = point.busbw_gb_per_s, point.latency_us
-    return bus, (bus * middle / high if high else bus, bus * middle / low if low else bus)
+    (low, high), bus = point.latency_interval_us, point.busbw_gb_per_s
+    sent = bus * point.latency_us
+    return (sent / high if high else bus), bus, (sent / low if low else bus)
 
 
-def _draw(
-    axes: Axes, curve: Curve, read: Callable[[BenchPoint], Reading], number: int, label: str
-) -> None:
-    """Draw a marker and an interval for each size, and a cross over every one that was wrong."""
-    old = label.startswith("baseline")
-    colour = _QUIET if old else _COLOURS[number % len(_COLOURS)]
-    sizes = [p.size_bytes for p in curve.points]
-    _series(
-        axes,
-        sizes,
-        [read(p) for p in curve.points],
-        color=colour,
-        marker=_MARKERS[number % len(_MARKERS)],
-        mfc="none" if old else colour,
-        label=label or None,
-    )
-    words = [
-        f"{format_bytes(p.size_bytes)}: {_in_us(p)}, {p.busbw_gb_per_s:.3g} GB/s"
-        + (f" ({label})" if label else "")
-        for p in curve.points
-    ]
-    _hover(axes, sizes, [read(p)[0] for p in curve.points], words)
-    wrong = [(p.size_bytes, read(p)[0]) for p in curve.points if p.wrong]
-    if wrong:
-        axes.plot(*zip(*wrong, strict=True), "X", color=_VERMILLION, ms=10, label="wrong results")
-
-
-def _in_us(point: BenchPoint) -> str:
-    low, high = (duration(end / 1e6) for end in point.latency_interval_us)
-    return f"{duration(point.latency_us / 1e6)} (95 %: {low} to {high})"
-
-
-def _label(run: BenchRun, shown: Shown, curve: Curve) -> str:
-    """Return what distinguishes a curve from others in its panel, with its two numbers."""
-    if len(shown) == 1:
-        return f"this run, {run.backend} on {run.device}" if shown[0][1] is not None else ""
-    name = curve.name.removeprefix(f"{curve.op} of ")
-    if (fit := curve.fit) is None:
-        return name
-    return f"{name}: {duration(fit.latency_s)}, {fit.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
-
-
-def _size_axis(axes: Axes, run: BenchRun) -> None:
-    """A log axis of all sizes of the run, the same in every panel, not all of them named."""
+def _draw(axes: Axes, run: BenchRun, named: Named, read: Callable[[BenchPoint], Reading]) -> None:
+    """Draw curves against a log axis of all sizes, with a cross over every one that was wrong."""
     sizes = sorted({p.size_bytes for p in run.all_points if p.size_bytes})
     every = -(-len(sizes) // 6)  # more names would overlap
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes[::every], [format_bytes(size) for size in sizes[::every]])
     axes.set_xticks(sizes, [""] * len(sizes), minor=True)
     axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
+    for number, (label, curve) in enumerate(named):
+        old = label.startswith("baseline")
+        colour = _QUIET if old else _COLOURS[number % len(_COLOURS)]
+        look: dict[str, Any] = {"color": colour, "mfc": "none" if old else colour}
+        look |= {"marker": _MARKERS[number % len(_MARKERS)], "label": label or None}
+        words = []
+        for p in curve.points:
+            low, middle, high = (duration(us / 1e6) for us in _time(p))
+            at = f"{format_bytes(p.size_bytes)}: {middle} (95 %: {low} to {high})"
+            words.append(f"{at}, {p.busbw_gb_per_s:.3g} GB/s" + (f" ({label})" if label else ""))
+        xs = [p.size_bytes for p in curve.points]
+        _series(axes, xs, [read(p) for p in curve.points], words, **look)
+        wrong = [(p.size_bytes, read(p)[1]) for p in curve.points if p.wrong]
+        if wrong:
+            at_y = zip(*wrong, strict=True)
+            axes.plot(*at_y, "X", color=_VERMILLION, ms=10, label="wrong results")
 
 
 def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
@@ -332,162 +310,148 @@ def batch_panels(result: StepBenchResult) -> list[Panel]:
 
 def _shares(result: StepBenchResult, axes: Axes) -> None:
     """Draw a bar for each batch and bucket size; one that may be 0 is hatched."""
-    _dress(axes, "Communication that is not hidden", "batch per rank", "% of a step, 95 % interval")
-    buckets = result.buckets
+    axes.set(
+        title="Communication that is not hidden",
+        xlabel="batch per rank",
+        ylabel="% of a step, 95 % interval",
+    )
+    buckets, batches = result.buckets, result.batches
     wide = 0.8 / max(len(buckets), 1)
-    tops = [5.0]
     for number, bucket in enumerate(buckets):
+        points = [point for point in result.points if point.bucket == bucket]
         colour = _COLOURS[number % len(_COLOURS)]
-        for place, batch in enumerate(result.batches):
-            point = next((p for p in result.points if (p.batch, p.bucket) == (batch, bucket)), None)
-            if point is None:
-                continue
-            x = place + wide * (number - (len(buckets) - 1) / 2)
-            share, low, high = (100 * part for part in (point.exposed_share, *point.share_interval))
-            tops.append(high)
-            look: dict[str, Any] = {"color": colour}
-            if point.unsure:
-                look = {"facecolor": "none", "edgecolor": colour, "hatch": "////"}
-            label = name_bucket(bucket) if len(buckets) > 1 and place == 0 else None
-            axes.bar(x, share, 0.9 * wide, lw=1, label=label, **look)
-            whiskers = [[max(share - low, 0.0)], [max(high - share, 0.0)]]
-            axes.errorbar(x, share, yerr=whiskers, fmt="none", ecolor=_INK, lw=1.2, capsize=3)
-            _hover(axes, [x], [share], [_about_step(point, low, high)])
-    axes.set_xticks(range(len(result.batches)), [f"{batch:,}" for batch in result.batches])
-    axes.set_ylim(0, min(1.1 * max(tops), 105))
-    if any(p.unsure for p in result.points):
-        _note(axes, "hatched: within the noise", y=axes.get_ylim()[1], below=True)
+        left = wide * (number - (len(buckets) - 1) / 2)
+        xs = [batches.index(point.batch) + left for point in points]
+        shares = [100 * point.exposed_share for point in points]
+        ends = [[100 * end for end in point.share_interval] for point in points]
+        axes.bar(
+            xs,
+            shares,
+            0.9 * wide,
+            color=["none" if point.unsure else colour for point in points],
+            edgecolor=colour,
+            hatch=["////" if point.unsure else "" for point in points],
+            label=name_bucket(bucket) if len(buckets) > 1 else None,
+        )
+        readings = [(low, share, high) for share, (low, high) in zip(shares, ends, strict=True)]
+        _whiskers(axes, xs, readings, _INK)
+        for x, point, (low, share, high) in zip(xs, points, readings, strict=True):
+            of = f"{share:.0f} % of a step of {duration(point.step_us / 1e6)}"
+            told = f"batch {point.batch:,}: {of} (95 %: {low:.0f} to {high:.0f} %)"
+            _hover(axes, x, share, told)
+    axes.set_xticks(range(len(batches)), [f"{batch:,}" for batch in batches])
+    axes.set_ylim(0, min(1.1 * max([5, *(100 * p.share_interval[1] for p in result.points)]), 105))
+    if any(point.unsure for point in result.points):
+        _note(
+            axes,
+            "hatched: within the noise (--budget gives more steps)",
+            y=axes.get_ylim()[1],
+            below=True,
+        )
     if result.world_size == 1 or not result.points:
         _say("one rank sends nothing" if result.points else "nothing was measured", axes)
     _legend(axes)
-
-
-def _about_step(point: StepPoint, low: float, high: float) -> str:
-    share = f"{point.exposed_share:.0%} of a step of {duration(point.step_us / 1e6)}"
-    return f"batch {point.batch:,}: {share} (95 %: {low:.0f} to {high:.0f} %)"
 
 
 def _scaling(result: StepBenchResult, axes: Axes) -> None:
     """Draw the samples per second of all ranks, of one rank alone, and of as many times that."""
     from matplotlib.ticker import LogLocator
 
-    _dress(axes, "Samples per second, and efficiency", "batch per rank", "samples per second")
+    axes.set(
+        title="Samples per second, and efficiency",
+        xlabel="batch per rank",
+        ylabel="samples per second",
+    )
     main, ranks = result.main_points, result.world_size
     if not main:
         _say("nothing was measured", axes)
         return
     batches = [point.batch for point in main]
-    rates = [point.samples_per_s for point in main]
-    _series(
-        axes,
-        batches,
-        [(rate, _rate_interval(point)) for point, rate in zip(main, rates, strict=True)],
-        color=_COLOURS[0],
-        marker="o",
-        mfc=_COLOURS[0],
-        label=f"{ranks} ranks",
-    )
-    _hover(axes, batches, rates, [f"batch {p.batch:,}: {p.samples_per_s:,.0f}/s" for p in main])
+    readings = []
+    for point in main:
+        low, middle, high = median_interval([point.times_us or (point.step_us,)])
+        rate = point.samples_per_s
+        readings.append((rate * middle / high, rate, rate * middle / low))
+    words = [f"batch {p.batch:,}: {p.samples_per_s:,.0f} samples per second" for p in main]
+    look = {"color": _COLOURS[0], "marker": "o", "label": f"{ranks} ranks"}
+    _series(axes, batches, readings, words, **look)
     if ranks > 1:
         alone = [point.batch / point.alone_us * 1e6 for point in main]
         axes.plot(batches, alone, color=_VERMILLION, marker="s", ms=5, label="one rank alone")
         ideal = [ranks * rate for rate in alone]
         axes.plot(batches, ideal, "--", color=_QUIET, lw=1, label=f"{ranks} times that: ideal")
-        for point, rate in zip(main, rates, strict=True):
+        for point in main:
             # An efficiency that cannot be says that the step of the single rank was disturbed.
-            known = point.efficiency <= PERFECT
-            words = f"{point.efficiency:.0%}" if known else "noise"
-            _note(axes, words, point.batch, rate, below=True)
+            share = f"{point.efficiency:.0%}" if point.efficiency <= PERFECT else "noise"
+            _note(axes, share, point.batch, point.samples_per_s, below=True)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
-    axes.set_xticks(result.batches, [f"{batch:,}" for batch in result.batches])
+    axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
     axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}")
     axes.margins(x=0.12, y=0.12)
     _legend(axes)
 
 
-def _rate_interval(point: StepPoint) -> Interval:
-    if not point.times_us:
-        return point.samples_per_s, point.samples_per_s
-    low, middle, high = median_interval([point.times_us])
-    return point.samples_per_s * middle / high, point.samples_per_s * middle / low
-
-
 # -- what both share ---------------------------------------------------------------------
 
 
-def _series(axes: Axes, xs: Sequence[float], readings: Sequence[Reading], **look: Any) -> None:
-    """Draw markers with whiskers; a line joins neighbours unless their intervals overlap.
+def _series(
+    axes: Axes, xs: Sequence[float], readings: Sequence[Reading], words: Sequence[str], **look: Any
+) -> None:
+    """Draw markers that tell `words`; a line joins neighbours unless their intervals overlap.
 
     Where they do, nothing is known about which is higher, and a line would say that it is.
     """
-    heights = [height for height, _ in readings]
-    below = [max(height - low, 0.0) for height, (low, _) in readings]
-    above = [max(high - height, 0.0) for height, (_, high) in readings]
-    colour = look["color"]
-    axes.errorbar(xs, heights, yerr=[below, above], fmt="none", ecolor=colour, lw=1, capsize=2)
-    axes.plot(xs, heights, ls="none", ms=5, **look)
+    _whiskers(axes, xs, readings, look["color"])
+    axes.plot(xs, [middle for _, middle, _ in readings], ls="none", ms=5, **look)
     points = list(zip(xs, readings, strict=True))
-    for (x, (height, (low, high))), (right, (next_height, (least, most))) in pairwise(points):
+    for (x, (low, y, high)), (next_x, (least, next_y, most)) in pairwise(points):
         if high < least or most < low:
-            axes.plot([x, right], [height, next_height], color=colour, lw=1.2)
+            axes.plot([x, next_x], [y, next_y], color=look["color"], lw=1.2)
+    for (x, (_, y, _)), text in zip(points, words, strict=True):
+        _hover(axes, x, y, text)
 
 
-def _hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], words: Sequence[str]) -> None:
+def _whiskers(axes: Axes, xs: Sequence[float], readings: Sequence[Reading], colour: str) -> None:
+    heights = [middle for _, middle, _ in readings]
+    below = [max(middle - low, 0.0) for low, middle, _ in readings]
+    above = [max(high - middle, 0.0) for _, middle, high in readings]
+    axes.errorbar(xs, heights, yerr=[below, above], fmt="none", ecolor=colour, lw=1.2, capsize=2)
+
+
+def _hover(axes: Axes, x: float, y: float, words: str) -> None:
     """Tell `words` where the pointer rests near a point, by something large that is not seen."""
-    for x, y, text in zip(xs, ys, words, strict=True):
-        axes.plot([x], [y], "o", ms=16, mew=0, alpha=0, zorder=9, gid=f"{_HOVER}{text}")
-
-
-def _dress(axes: Axes, heading: str, x: str, y: str) -> None:
-    """Title, names of the axes with their units, a quiet frame and grid."""
-    axes.set_title(heading, fontsize=_TEXT + 1, color=_INK)
-    axes.set_xlabel(x, fontsize=_TEXT, color=_INK)
-    axes.set_ylabel(y, fontsize=_TEXT, color=_INK)
-    axes.tick_params(which="both", labelsize=_TEXT, labelcolor=_INK, color=_QUIET)
-    axes.grid(which="major", color=_QUIET, alpha=0.25, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.set_facecolor("none")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_QUIET)
-
-
-def _ceiling(axes: Axes, height: float, words: str) -> None:
-    """A thin line across the panel that says what it is, at its left end."""
-    axes.axhline(height, color=_QUIET, lw=0.9, ls=(0, (4, 2)))
-    _note(axes, words, y=height, below=True)
+    axes.plot([x], [y], "o", ms=16, mew=0, alpha=0, zorder=9, gid=f"{_HOVER}{words}")
 
 
 def _note(
     axes: Axes,
     words: str,
     x: float | None = None,
-    y: float | None = None,
+    y: float = 0.0,
     *,
     below: bool = False,
-    right: bool = False,
+    left: bool = False,
 ) -> None:
-    """Words at a point, to the left of it if `right`; without `x` at the left edge."""
+    """Words beside a point; without `x` at the left edge."""
     axes.annotate(
         words,
-        (0.01 if x is None else x, 0.02 if y is None else y),
+        (0.01 if x is None else x, y),
         xycoords=("axes fraction" if x is None else "data", "data"),
-        xytext=(-4 if right else 4, -3 if below else 3),
+        xytext=(-4 if left else 4, -3 if below else 3),
         textcoords="offset points",
         va="top" if below else "bottom",
-        ha="right" if right else "left",
-        fontsize=_TEXT,
-        color=_INK,
+        ha="right" if left else "left",
     )
 
 
 def _say(text: str, axes: Axes) -> None:
     """A sentence instead of what cannot be drawn."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=_INK, wrap=True)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", wrap=True)
 
 
 def _legend(axes: Axes, loc: str = "best") -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc=loc, frameon=False, fontsize=_TEXT - 1, labelcolor=_INK)
+        axes.legend(loc=loc)

@@ -174,7 +174,7 @@ def test_only_a_share_that_may_be_nothing_is_hatched() -> None:
     figure = against_batch(replace(RESULT, points=(*vague, *RESULT.points[1:])))
     hatched = [bool(bar.get_hatch()) for bar in figure.axes[0].patches]
     assert hatched == [True, *[False] * (len(RESULT.points) - 1)]
-    assert "hatched: within the noise" in drawn(figure)
+    assert "hatched: within the noise (--budget gives more steps)" in drawn(figure)
 
 
 def test_beside_it_are_the_samples_per_second_of_one_rank_of_all_and_as_ideal() -> None:

@@ -169,7 +169,7 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
         plan = StepPlan(budget_s=parse_seconds(args.budget), **given)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-    if args.export and (problem := check_export(args.export, steps=True)):
+    if args.export and (problem := check_export(args.export)):
         raise UsageMistake(problem)
 
     prepared_s = 0.0
@@ -208,8 +208,7 @@ BENCH = Verb(
         *_COLLECTIVE_OPTIONS,
         Option(
             "--export FILE",
-            "write the result to FILE: .json .csv .png .svg .pdf, of collectives also .txt "
-            ".nccl.json",
+            "write the result to FILE: .json .csv .nccl.json .svg .png .pdf",
             completer=files,
         ),
         Option("--budget TIME", "how long it may take, such as 30s or 2m", default="15s"),

@@ -114,10 +114,6 @@ class BenchResult(BenchRun):
         """Return a line for each size, written to `path` if there is one."""
         return _written(bench_export.csv(self.rows()), path)
 
-    def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the table that nccl-tests print, for tools that read it."""
-        return _written(bench_export.nccl_text(self), path)
-
     def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """nccl-tests' JSON (version 2) with its times per iteration."""
         return _written(json.dumps(bench_export.nccl_json(self)), path)
@@ -125,13 +121,12 @@ class BenchResult(BenchRun):
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write it in the format of the file's extension; says what was written.
 
-        ``.csv``; ``.nccl.json`` and ``.nccl.txt`` in nccl-tests' forms; ``.png``, ``.svg`` and
-        ``.pdf`` as a figure; else ``.json``. Raises UsageMistake when it cannot be written.
+        ``.csv``; ``.nccl.json`` in nccl-tests' form; ``.png``, ``.svg`` and ``.pdf`` as a figure;
+        else ``.json``. Raises UsageMistake when it cannot be written.
         """
         name = Path(path).name.lower()
         forms: dict[str, Callable[[str | os.PathLike[str]], str]] = {
             ".csv": self.to_csv,
-            ".txt": self.to_nccl_text,
             ".nccl.json": self.to_nccl_json,
             ".json": self.to_json,
         }
@@ -154,7 +149,7 @@ def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
     ``.csv`` and ``.json`` have a line or an object for each batch and bucket size, ``.nccl.json``
     a result as nccl-tests write it. Raises UsageMistake when it cannot be written.
     """
-    if problem := check_export(path, steps=True):
+    if problem := check_export(path):
         raise UsageMistake(problem)
     name = Path(path).name.lower()
     try:
@@ -163,8 +158,7 @@ def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
             return f"the figure → {path}"
         rows = bench_export.step_rows(result)
         if name.endswith(".nccl.json"):
-            _written(json.dumps(bench_export.steps_nccl_json(result)), path)
-            return f"{counted(len(rows), 'point')} → {path}"
+            return BenchResult.of(bench_export.steps_as_run(result)).save(path)
         about = {"kind": f"{KIND} of training steps", "version": VERSION}
         wire = about | codec.encode(replace(result, points=())) | {"points": rows}
         _written(bench_export.csv(rows) if name.endswith(".csv") else json.dumps(wire), path)
@@ -176,16 +170,14 @@ def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
 _FIGURES = (".png", ".svg", ".pdf")
 
 
-def check_export(path: str | os.PathLike[str], *, steps: bool = False) -> str:
+def check_export(path: str | os.PathLike[str]) -> str:
     """Return why a result cannot be written to `path`; empty when it seems that it can."""
     target = named_file(path)
-    endings = (".json", ".csv", *((".txt",) * (not steps)), *_FIGURES)
+    endings = (".json", ".csv", *_FIGURES)
     if not target.name.lower().endswith(endings):
-        forms = ".nccl.json is" if steps else ".nccl.json and .nccl.txt are"
-        nccl = f" ({forms} in nccl-tests' form)"
         return (
-            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)}"
-            f"{nccl}."
+            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)} "
+            "(.nccl.json is nccl-tests' form)."
         )
     if not target.parent.is_dir():
         return f"--export {path}: there is no folder {target.parent}."
