@@ -22,7 +22,8 @@ from ddp_notebook.bench.intervals import median_interval
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Fit, duration
 from ddp_notebook.bench.steps import PERFECT, StepBenchResult
 from ddp_notebook.model import format_bytes
-from ddp_notebook.views.bench import name_bucket, steps_title, title
+from ddp_notebook.views.bench import name_bucket, steps_title
+from ddp_notebook.views.bench import title as title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,25 +39,15 @@ _VERMILLION = _COLOURS[1]
 _INK, _QUIET = "#333333", "#808080"
 """Of words, which a page replaces by its own colour; of thin lines, seen on white and on black."""
 _THIN: dict[str, Any] = {"color": _QUIET, "lw": 0.9, "ls": (0, (4, 2))}
-_LOOK: dict[str, Any] = {
-    "font.size": 10,  # points: about as many pixels in a column of 365 pixels
-    "axes.titlesize": 11,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _INK
-    ),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), _QUIET),
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.alpha": 0.25,
-    "svg.fonttype": "none",  # text stays text, found by a search
-    "text.parse_math": False,  # names may have a dollar sign
-}
-"""A quiet frame and grid."""
+_LOOK: dict[str, Any] = (
+    {"font.size": 10, "axes.titlesize": 11, "legend.fontsize": 9, "grid.alpha": 0.25}
+    | {"axes.facecolor": "none", "svg.fonttype": "none", "axes.grid": True, "axes.axisbelow": True}
+    | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _INK)
+    | dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), _QUIET)
+    | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    | {"text.parse_math": False}  # a name may have dollar signs
+)
+"""Quiet frames and grids. A text of 10 points has about 10 pixels in a column of 365 pixels."""
 _LEAST_US = 1e-3
 """A nanosecond: a log axis cannot show the time 0 of a clock that is too coarse."""
 _HOVER = "hover: "
@@ -129,7 +120,7 @@ def _figure(panels: Sequence[Panel], heading: str = "") -> Figure:
 
 def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
     """Draw time on the left, bus bandwidth on the right, a row for each operation."""
-    return _figure(size_panels(run, baseline), title(run))
+    return _figure(size_panels(run, baseline), title_of(run))
 
 
 def size_panels(run: BenchRun, baseline: BenchRun | None = None) -> list[Panel]:
@@ -166,7 +157,7 @@ def _label(curve: Curve) -> str:
 
 def _times(run: BenchRun, named: Named, curves: Sequence[Curve], axes: Axes) -> None:
     """Draw the time of every size on two log axes, with the two lines that it approaches."""
-    axes.set(title=f"{curves[0].op}: time on the slowest rank", xlabel="tensor size", ylabel="")
+    axes.set(title=f"{curves[0].op}: time on the slowest rank", xlabel="tensor size")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _position: duration(value / 1e6))
     axes.yaxis.set_minor_formatter(lambda *_: "")
@@ -215,11 +206,8 @@ def _mark_buckets(axes: Axes, sizes: Sequence[int], fit: Fit | None) -> None:
 
 def _rates(run: BenchRun, named: Named, curves: Sequence[Curve], axes: Axes) -> None:
     """Draw the bus bandwidth of every size, below what the same run says is possible."""
-    axes.set(
-        title=f"{curves[0].op}: bus bandwidth",
-        xlabel="tensor size",
-        ylabel="GB/s that each rank sends",
-    )
+    title = f"{curves[0].op}: bus bandwidth"
+    axes.set(title=title, xlabel="tensor size", ylabel="GB/s that each rank sends")
     _draw(axes, run, named, _rate)
     reached = max(p.busbw_gb_per_s for p in run.all_points)
     # A line far above would flatten the curve: it is only told. What links can carry is always one.
@@ -310,11 +298,7 @@ def batch_panels(result: StepBenchResult) -> list[Panel]:
 
 def _shares(result: StepBenchResult, axes: Axes) -> None:
     """Draw a bar for each batch and bucket size; one that may be 0 is hatched."""
-    axes.set(
-        title="Communication that is not hidden",
-        xlabel="batch per rank",
-        ylabel="% of a step, 95 % interval",
-    )
+    axes.set(title="Exposed communication", xlabel="batch per rank", ylabel="% of a step (95 %)")
     buckets, batches = result.buckets, result.batches
     wide = 0.8 / max(len(buckets), 1)
     for number, bucket in enumerate(buckets):
@@ -336,15 +320,14 @@ def _shares(result: StepBenchResult, axes: Axes) -> None:
         readings = [(low, share, high) for share, (low, high) in zip(shares, ends, strict=True)]
         _whiskers(axes, xs, readings, _INK)
         for x, point, (low, share, high) in zip(xs, points, readings, strict=True):
-            of = f"{share:.0f} % of a step of {duration(point.step_us / 1e6)}"
-            told = f"batch {point.batch:,}: {of} (95 %: {low:.0f} to {high:.0f} %)"
-            _hover(axes, x, share, told)
+            what = f"batch {point.batch:,}, step of {duration(point.step_us / 1e6)}"
+            _hover(axes, x, share, f"{what}: {share:.0f} % (95 %: {low:.0f} to {high:.0f} %)")
     axes.set_xticks(range(len(batches)), [f"{batch:,}" for batch in batches])
     axes.set_ylim(0, min(1.1 * max([5, *(100 * p.share_interval[1] for p in result.points)]), 105))
     if any(point.unsure for point in result.points):
         _note(
             axes,
-            "hatched: within the noise (--budget gives more steps)",
+            "hatched: within the noise",
             y=axes.get_ylim()[1],
             below=True,
         )
@@ -358,9 +341,7 @@ def _scaling(result: StepBenchResult, axes: Axes) -> None:
     from matplotlib.ticker import LogLocator
 
     axes.set(
-        title="Samples per second, and efficiency",
-        xlabel="batch per rank",
-        ylabel="samples per second",
+        title="Throughput, and efficiency", xlabel="batch per rank", ylabel="samples per second"
     )
     main, ranks = result.main_points, result.world_size
     if not main:

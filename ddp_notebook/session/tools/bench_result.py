@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from ddp_notebook import files
@@ -124,23 +124,8 @@ class BenchResult(BenchRun):
         ``.csv``; ``.nccl.json`` in nccl-tests' form; ``.png``, ``.svg`` and ``.pdf`` as a figure;
         else ``.json``. Raises UsageMistake when it cannot be written.
         """
-        name = Path(path).name.lower()
-        forms: dict[str, Callable[[str | os.PathLike[str]], str]] = {
-            ".csv": self.to_csv,
-            ".nccl.json": self.to_nccl_json,
-            ".json": self.to_json,
-        }
-        try:
-            if name.endswith(_FIGURES):
-                bench_figures.save(self.plot(), named_file(path))
-                return f"the figure → {path}"
-            write = next((write for end, write in forms.items() if name.endswith(end)), None)
-            if write is None:
-                raise UsageMistake(check_export(path))
-            write(path)
-        except OSError as error:
-            raise UsageMistake(f"{path} cannot be written: {error}.") from None
-        return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"
+        forms = {".csv": self.to_csv, ".nccl.json": self.to_nccl_json, ".json": self.to_json}
+        return _save(path, f"{len(self.all_points)} sizes", self.plot, forms)
 
 
 def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
@@ -149,22 +134,37 @@ def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
     ``.csv`` and ``.json`` have a line or an object for each batch and bucket size, ``.nccl.json``
     a result as nccl-tests write it. Raises UsageMistake when it cannot be written.
     """
+    rows = bench_export.step_rows(result)
+    about = {"kind": f"{KIND} of training steps", "version": VERSION}
+    wire = about | codec.encode(replace(result, points=())) | {"points": rows}
+    forms = {
+        ".csv": partial(bench_export.csv, rows),
+        ".nccl.json": BenchResult.of(bench_export.steps_as_run(result)).to_nccl_json,
+        ".json": partial(json.dumps, wire),
+    }
+    draw = partial(bench_figures.against_batch, result)
+    return _save(path, counted(len(rows), "point"), draw, forms)
+
+
+def _save(
+    path: str | os.PathLike[str],
+    what: str,
+    draw: Callable[[], Figure],
+    forms: Mapping[str, Callable[[], str]],
+) -> str:
+    """Write a figure, or what the first of the `forms` returns that the name ends in."""
     if problem := check_export(path):
         raise UsageMistake(problem)
-    name = Path(path).name.lower()
+    target = named_file(path)
+    name = target.name.lower()
     try:
         if name.endswith(_FIGURES):
-            bench_figures.save(bench_figures.against_batch(result), named_file(path))
+            bench_figures.save(draw(), target)
             return f"the figure → {path}"
-        rows = bench_export.step_rows(result)
-        if name.endswith(".nccl.json"):
-            return BenchResult.of(bench_export.steps_as_run(result)).save(path)
-        about = {"kind": f"{KIND} of training steps", "version": VERSION}
-        wire = about | codec.encode(replace(result, points=())) | {"points": rows}
-        _written(bench_export.csv(rows) if name.endswith(".csv") else json.dumps(wire), path)
+        _written(next(form() for end, form in forms.items() if name.endswith(end)), path)
     except OSError as error:
         raise UsageMistake(f"{path} cannot be written: {error}.") from None
-    return f"{counted(len(rows), 'point')} → {path}"
+    return f"{what} → {path}"
 
 
 _FIGURES = (".png", ".svg", ".pdf")
