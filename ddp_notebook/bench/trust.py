@@ -102,7 +102,8 @@ def notes(run: BenchRun) -> tuple[str, ...]:
     curves, on_gpu = run.curves, run.device.startswith("cuda")
     for curve in curves:
         where = f"{curve.name}: " if len(curves) > 1 else ""
-        sentences += [where + text for text in _of_curve(curve)]
+        noisy = run.trust is Trust.NOISY
+        sentences += [where + text for text in _of_curve(curve, noisy=noisy)]
         if on_gpu and (bound := _bound_by_host(curve)):
             sentences.append(where + bound)
     sentences += _buckets(run)
@@ -113,7 +114,7 @@ def notes(run: BenchRun) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _of_curve(curve: Curve) -> Iterable[str]:
+def _of_curve(curve: Curve, *, noisy: bool) -> Iterable[str]:
     wrong = [p for p in curve.points if p.wrong]
     if wrong:
         first = wrong[0]
@@ -128,7 +129,7 @@ def _of_curve(curve: Curve) -> Iterable[str]:
             "others, at most sizes: they wait for it, and what is measured is its delay."
         )
     if curve.fit is not None:
-        yield _explained(curve.fit)
+        yield "Roughly, as the run was noisy: " * noisy + _explained(curve.fit)
     elif curve.no_fit and curve.world_size > 1:
         yield f"No latency and bandwidth are given: {curve.no_fit}."
     if not curve.operation.sized and curve.points:

@@ -82,8 +82,7 @@ def title(run: BenchRun) -> str:
 
 def answer(run: BenchRun) -> str:
     """Return what the run says in one sentence."""
-    said = next(iter(run.notes), "") if run.curves else "Nothing was measured."
-    return f"Roughly, since the run was noisy: {said}" if run.trust is Trust.NOISY else said
+    return next(iter(run.notes), "") if run.curves else "Nothing was measured."
 
 
 def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
@@ -91,9 +90,7 @@ def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
     lines = [title(run), answer(run)]
     if run.ended:
         lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
-    for curve in run.curves:
-        lines += ["", *time_plot(curve)] if len(curve.points) > 1 else []
-    lines += ["", f"Reliability: {_RELIABILITY[run.trust]}"]
+    lines += ["", *time_plots(run), "", f"Reliability: {_RELIABILITY[run.trust]}"]
     lines += [f"  because {reason}." for reason in run.reasons]
     lines += [f"• {sentence}" for sentence in run.notes[1:]]
     for curve in run.curves:
@@ -123,8 +120,13 @@ def _scrolling(table: Table) -> str:
     return f'<div style="overflow-x: auto">{table.html()}</div>'
 
 
-def time_plot(curve: Curve) -> list[str]:
-    """Return the medians of a curve as a plot of text, between two powers of ten."""
+def time_plots(run: BenchRun) -> list[str]:
+    """Return the medians of each curve as a plot of text."""
+    plots = [_time_plot(curve) for curve in run.curves if len(curve.points) > 1]
+    return [line for each in plots for line in ["", *each]][1:]
+
+
+def _time_plot(curve: Curve) -> list[str]:
     times = [max(p.latency_us, 1e-3) for p in curve.points]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
     heights = [(math.log10(t) - low) / max(high - low, 1) for t in times]

@@ -54,8 +54,11 @@ _HOVER = "hover: "
 """Begins the id of what tells something where the pointer rests on it."""
 
 
-def on_page(panels: Sequence[Panel], about: str) -> str:
-    """Return the panels as HTML, side by side where there is room. Raises ImportError."""
+def on_page(panels: Sequence[Panel], about: str, plain: str) -> str:
+    """Return the panels as HTML, side by side where there is room. Raises ImportError.
+
+    Where a page is not trusted and its drawings are removed, `plain` text is seen instead.
+    """
     style = "flex: 1 1 320px; min-width: 0; max-width: 620px"
     drawn = ""
     for panel in panels:
@@ -63,9 +66,12 @@ def on_page(panels: Sequence[Panel], about: str) -> str:
         svg = re.sub(r' width="[\d.]+pt"', ' width="100%"', svg, count=1)
         # The page's own colour for words, which is right in dark as well.
         drawn += f'<div style="{style}">{svg.replace(_INK, "currentColor")}</div>'
+    # With the drawings a sanitizer removes this style sheet, which hides the plain text. It keeps
+    # the words of the drawings, but outside of them letters have no size.
     return (
-        f'<div role="img" aria-label="{escape(about)}" '
-        f'style="display: flex; flex-wrap: wrap; gap: 8px">{drawn}</div>'
+        f"<style>.ddp-plain {{display: none}}</style>"
+        f'<pre class="ddp-plain">{escape(plain)}</pre><div role="img" aria-label="{escape(about)}" '
+        f'style="display: flex; flex-wrap: wrap; gap: 8px; font-size: 0px">{drawn}</div>'
     )
 
 
@@ -90,7 +96,7 @@ def _svg(figure: Figure) -> str:
         drawn = re.sub(part, "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"\s*\n\s*", " ", drawn)
     drawn = drawn.replace("<svg", '<svg stroke-linejoin="round"', 1)
-    drawn = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px system-ui, sans-serif", drawn)
+    drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn)
     drawn = re.sub(f'<g id="{_HOVER}([^"]*)">', r"<g><title>\1</title>", drawn)
     # The ids of what nothing refers to would be there again in the next figure.
     used = set(re.findall(r'#([^")]+)', drawn))

@@ -74,15 +74,17 @@ def bench_bundle(result: BenchRun | StepBenchResult) -> dict[str, str]:
     if isinstance(result, StepBenchResult):
         panels, name = bench_figures.batch_panels(result), bench.steps_title(result)
         text, html = bench.steps_text(result), partial(bench.steps_html, result)
+        plain = "\n".join(bench.share_plot(result))
     else:
         baseline: BenchRun | None = getattr(result, "baseline", None)
         panels, name = bench_figures.size_panels(result, baseline), bench.title(result)
         text = bench.table_text(result, baseline)
         html = partial(bench.table_html, result, baseline)
+        plain = "\n".join(bench.time_plots(result))
     try:
-        figure = bench_figures.on_page(panels, name)
+        figure = bench_figures.on_page(panels, name, plain)
     except ImportError as error:  # the numbers are worth showing without matplotlib
-        figure = f"<p>The figure is not drawn: {escape(str(error))}</p>"
+        figure = f"<p>The figure is not drawn: {escape(str(error))}</p><pre>{escape(plain)}</pre>"
     return {"text/plain": text, "text/html": html(figure=figure)}
 
 

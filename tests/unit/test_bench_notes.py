@@ -77,6 +77,8 @@ def test_a_fit_is_told_in_words() -> None:
     assert "µs however little you send, and each MiB more costs 52" in text
     assert "GB/s, half of it at 58" in text or "GB/s, half of it at 59" in text
     assert text.endswith("(median fit error 0%).")
+    busy = bench_run(noise=0.005, answers=(BUSY, BUSY)).notes[0]
+    assert busy.startswith("Roughly, as the run was noisy: Below 64 KiB")
 
 
 def test_the_users_buckets_have_the_times_that_the_fit_gives() -> None:

@@ -134,7 +134,7 @@ def test_what_has_a_tensor_of_its_own_to_receive_is_out_of_place() -> None:
 
 def test_training_steps_are_told_to_the_readers_of_nccls_json(tmp_path: Path) -> None:
     measured = summarise(ABOUT, ranks(plan((8, 32)), 4))
-    assert "2 sizes" in save_steps(measured, tmp_path / "steps.nccl.json")
+    assert "2 points" in save_steps(measured, tmp_path / "steps.nccl.json")
     told = json.loads((tmp_path / "steps.nccl.json").read_text())
     assert [each["size"] for each in told["results"]] == [ABOUT.gradient_bytes] * 2
     first, point = told["results"][0], measured.points[0]

@@ -137,7 +137,7 @@ def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
     rows = bench_export.step_rows(result)
     about = {"kind": f"{KIND} of training steps", "version": VERSION}
     wire = about | codec.encode(replace(result, points=())) | {"points": rows}
-    forms = {
+    forms: dict[str, Callable[[], str]] = {
         ".csv": partial(bench_export.csv, rows),
         ".nccl.json": BenchResult.of(bench_export.steps_as_run(result)).to_nccl_json,
         ".json": partial(json.dumps, wire),
