@@ -140,15 +140,15 @@ def size_panels(run: BenchRun, baseline: BenchRun | None = None) -> list[Panel]:
         keys = [curve.key for curve in curves]
         before = [c for c in baseline.curves if c.key in keys] if baseline is not None else []
         old = f"baseline, {baseline.backend} on {baseline.device}" if baseline is not None else ""
-        named = [(old, curve) for curve in before]
         new = f"this run, {run.backend} on {run.device}" if before else ""
-        named += [(_label(curve) if len(curves) > 1 else new, curve) for curve in curves]
+        named = [(_label(curve) if len(curves) > 1 else new, curve) for curve in curves]
+        named += [(old, curve) for curve in before]
         panels += [partial(_times, run, named, curves), partial(_rates, run, named, curves)]
     return panels or [partial(_say, run.notes[0] if run.notes else "nothing was measured")]
 
 
 Named: TypeAlias = "Sequence[tuple[str, Curve]]"
-"""Curves of one operation, and what they are called in a panel; those of a baseline are first."""
+"""Curves of one operation, and what they are called in a panel; those of a baseline are last."""
 Reading: TypeAlias = tuple[float, float, float]
 """A value between the ends of its interval."""
 
