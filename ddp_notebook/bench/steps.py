@@ -121,6 +121,14 @@ class StepPlan:
                 blocks.append(Block(kind, len(blocks), number, batch, bucket))
         return tuple(blocks)
 
+    def left_s(self, spent_s: float, done: float) -> float | None:
+        """Return the seconds left: the rest of the budget, or less; None when that is spent.
+
+        A small model has all its steps before the budget ends. `done` is more than 0.
+        """
+        left_s = min(self.budget_s - spent_s, spent_s * (1 - done) / done)
+        return left_s if left_s > 0 else None
+
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
 
@@ -216,7 +224,7 @@ class StepPoint:
 
     @property
     def unsure(self) -> bool:
-        """Whether the exposed communication may be none: its interval includes 0."""
+        """Return whether the exposed communication may be none: its interval includes 0."""
         return self.exposed_interval_us[0] <= 0
 
     def _share(self, part_us: float) -> float:

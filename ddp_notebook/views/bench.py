@@ -122,21 +122,19 @@ def _scrolling(table: Table) -> str:
 
 def time_plots(run: BenchRun) -> list[str]:
     """Return the medians of each curve as a plot of text."""
-    plots = [_time_plot(curve) for curve in run.curves if len(curve.points) > 1]
-    return [line for each in plots for line in ["", *each]][1:]
-
-
-def _time_plot(curve: Curve) -> list[str]:
-    times = [max(p.latency_us, 1e-3) for p in curve.points]
-    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-    heights = [(math.log10(t) - low) / max(high - low, 1) for t in times]
-    names = [format_bytes(p.size_bytes) for p in curve.points]
-    columns = [
-        Column(name, height, p.precise)
-        for name, height, p in zip(names, heights, curve.points, strict=True)
-    ]
-    ends = (duration(10.0 ** (power - 6)) for power in (max(high, low + 1), low))
-    return plot(f"{curve.name}: median time, logarithmic (░: not precise)", columns, *ends)
+    lines: list[str] = []
+    for curve in (curve for curve in run.curves if len(curve.points) > 1):
+        times = [max(p.latency_us, 1e-3) for p in curve.points]
+        low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+        high = max(high, low + 1)
+        columns = [
+            Column(format_bytes(p.size_bytes), (math.log10(us) - low) / (high - low), p.precise)
+            for us, p in zip(times, curve.points, strict=True)
+        ]
+        heading = f"{curve.name}: median time, logarithmic (░: not precise)"
+        ends = (duration(10.0 ** (power - 6)) for power in (high, low))
+        lines += [*([""] if lines else []), *plot(heading, columns, *ends)]
+    return lines
 
 
 def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:

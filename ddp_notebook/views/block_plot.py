@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddp_notebook.views.board import WIDTH
+
 _ROWS = 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 84
-"""Of all columns together, in characters."""
 
 
 class Column(NamedTuple):
@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
 def plot(heading: str, columns: Sequence[Column], top: str, bottom: str) -> list[str]:
     """Return a heading, ten lines of columns between `bottom` and `top`, and the names."""
-    wide = max(2, min(8, _WIDTH // max(len(columns), 1)))
+    wide = max(2, min(8, (WIDTH - 20) // max(len(columns), 1)))
     edge = max(len(top), len(bottom))
     lines = [heading]
     for row in reversed(range(_ROWS)):

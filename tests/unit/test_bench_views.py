@@ -25,6 +25,7 @@ from ddp_notebook.session import BenchResult
 from ddp_notebook.views import bench
 from ddp_notebook.views.bench import live, time_plots
 from ddp_notebook.views.bench_figures import _time_range, against_size
+from ddp_notebook.views.board import WIDTH
 from ddp_notebook.views.notebook import bench_bundle
 
 RUN = bench_run(noise=0.05)
@@ -370,8 +371,7 @@ def test_in_a_terminal_a_plot_of_twelve_lines_shows_the_medians() -> None:
     assert lines[1].startswith("100 ms ┤") and lines[10].startswith("100 µs ┤")
     assert lines[11].split()[:2] == ["4", "B"]
     # A column is as high as the logarithm of its time, within an eighth of a line.
-    wide, edge = len(RUN.points), len("100 µs ┤")
-    step = 84 // wide
+    edge, step = len("100 µs ┤"), (WIDTH - 20) // len(RUN.points)
     for number, point in enumerate(RUN.points):
         column = [line.ljust(200)[edge + number * step] for line in lines[1:11]]
         height = sum(" ▁▂▃▄▅▆▇█".index(block) for block in column) / 80

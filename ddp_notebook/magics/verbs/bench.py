@@ -174,16 +174,14 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
 
     prepared_s = 0.0
 
-    # What is left is at most the budget, which begins when the model is prepared; a small model
-    # has all its steps before that.
+    # The budget begins when the model is prepared.
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         nonlocal prepared_s
         if not done:
             prepared_s = elapsed_s
             return view.live_steps(plan.model, result, done, None, elapsed_s)
-        spent_s = elapsed_s - prepared_s
-        left_s = min(plan.budget_s - spent_s, spent_s * (1 - done) / done)
-        return view.live_steps(plan.model, result, done, left_s if left_s > 0 else None)
+        left_s = plan.left_s(elapsed_s - prepared_s, done)
+        return view.live_steps(plan.model, result, done, left_s)
 
     with ui.output.progress(render) as watch:
         result = ui.session.bench_steps(plan, watch, chosen_ranks(ui.session, args))
