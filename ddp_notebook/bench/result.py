@@ -190,6 +190,10 @@ class BenchRun:
     """The links between the ranks' GPUs, in a clause; empty on CPUs, and where they are unknown."""
     limit_gb_per_s: float = 0.0
     """The most that a GPU can send by them; 0 where it is not known."""
+    copy_gb_per_s: float = 0.0
+    """How fast each rank copied memory while all of them did; 0 where it was not measured."""
+    bucket_bytes: tuple[int, ...] = ()
+    """The sizes of the buckets of the ranks' own DDP models, smallest first."""
     ended: str = ""
     """Why it ended early; empty if it did not."""
     started: str = ""
@@ -201,6 +205,11 @@ class BenchRun:
     def points(self) -> tuple[BenchPoint, ...]:
         """The points of the first curve; without `--ops` and the like it is the only one."""
         return self.curves[0].points if self.curves else ()
+
+    @property
+    def all_points(self) -> tuple[BenchPoint, ...]:
+        """The points of all curves."""
+        return tuple(point for curve in self.curves for point in curve.points)
 
 
 def duration(seconds: float) -> str:

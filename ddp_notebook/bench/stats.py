@@ -51,8 +51,9 @@ def summarise(
         curves=measured,
         trust=badge,
         reasons=reasons,
-        notes=trust.notes(replace(about, curves=measured)),
+        notes=trust.notes(replace(about, curves=measured, trust=badge)),
         conditions=conditions,
+        copy_gb_per_s=min((a.get("copy_gb_per_s", 0.0) for a in answers.values()), default=0.0),
         plan=codec.encode(plan),
     )
 

@@ -10,7 +10,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -79,7 +79,7 @@ class StepPlan:
     """A variable of the ranks: a function of output and target. Empty: a loss that needs none."""
     data: str = ""
     """A variable of the ranks with samples. Empty: random samples of the right shape."""
-    batches: tuple[int, ...] = (8, 32, 128)
+    batches: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     """Samples per rank, smallest first."""
     buckets: tuple[str, ...] = (DEFAULT_BUCKET,)
     budget_s: float = 30.0
@@ -120,6 +120,14 @@ class StepPlan:
             for kind, batch, bucket in chain.from_iterable(groups):
                 blocks.append(Block(kind, len(blocks), number, batch, bucket))
         return tuple(blocks)
+
+    def left_s(self, spent_s: float, done: float) -> float | None:
+        """Return the seconds left: the rest of the budget, or less; None when that is spent.
+
+        A small model has all its steps before the budget ends. `done` is more than 0.
+        """
+        left_s = min(self.budget_s - spent_s, spent_s * (1 - done) / done)
+        return left_s if left_s > 0 else None
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
@@ -206,7 +214,21 @@ class StepPoint:
     @property
     def exposed_share(self) -> float:
         """The part of the step that is exposed communication, 0 to 1."""
-        return min(1.0, max(0.0, self.exposed_us / self.step_us))
+        return self._share(self.exposed_us)
+
+    @property
+    def share_interval(self) -> tuple[float, float]:
+        """The 95 % interval of that part, within 0 to 1."""
+        low, high = self.exposed_interval_us
+        return self._share(low), self._share(high)
+
+    @property
+    def unsure(self) -> bool:
+        """Return whether the exposed communication may be none: its interval includes 0."""
+        return self.exposed_interval_us[0] <= 0
+
+    def _share(self, part_us: float) -> float:
+        return min(1.0, max(0.0, part_us / self.step_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +278,12 @@ class StepBenchResult:
             return ()
         main = DEFAULT_BUCKET if DEFAULT_BUCKET in self.buckets else self.buckets[0]
         return tuple(point for point in self.points if point.bucket == main)
+
+
+def named_batches(points: Iterable[StepPoint]) -> str:
+    """Return the batch sizes of points: ``batch 8``, ``batches 8, 16 and 32``."""
+    *most, last = (f"{batch:,}" for batch in sorted({point.batch for point in points}))
+    return f"batches {', '.join(most)} and {last}" if most else f"batch {last}"
 
 
 # -- from blocks to points ---------------------------------------------------------------
@@ -406,12 +434,6 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
             f"{ranks} ranks compute on all {cores} cores, so none is free for communication: "
             "overlapping it slows the backward down and hides little."
         )
-    unsure = {p.batch for p in result.points if p.exposed_interval_us[0] <= 0}
-    if unsure:
-        yield (
-            f"At batch {', '.join(map(str, sorted(unsure)))} the exposed communication is within "
-            "the noise: its interval includes 0. A larger --budget gives more steps."
-        )
 
 
 # -- how far to trust it -----------------------------------------------------------------
@@ -421,10 +443,10 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     """Return the badge, and every reason why it is not better, worst first."""
     judged = [*from_load(result.world_size, result.cores, result.others_cpu)]
     points = result.points
-    impossible = [p.batch for p in points if p.world_size > 1 and p.efficiency > PERFECT]
+    impossible = [p for p in points if p.world_size > 1 and p.efficiency > PERFECT]
     if impossible:
         reason = (
-            f"at batch {', '.join(map(str, impossible))} a step of one rank alone took longer than "
+            f"at {named_batches(impossible)} a step of one rank alone took longer than "
             "one of all ranks, which is impossible: something else slowed it down, so no "
             "efficiency is given"
         )
@@ -432,7 +454,7 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
     few = [p for p in points if len(p.times_us) < 8]
     if few:
         reason = (
-            f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
+            f"at {named_batches(few)} fewer than 8 steps were timed before "
             "the budget ended. A larger --budget helps"
         )
         judged.append((Trust.FAIR, reason))

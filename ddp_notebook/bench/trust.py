@@ -102,9 +102,11 @@ def notes(run: BenchRun) -> tuple[str, ...]:
     curves, on_gpu = run.curves, run.device.startswith("cuda")
     for curve in curves:
         where = f"{curve.name}: " if len(curves) > 1 else ""
-        sentences += [where + text for text in _of_curve(curve)]
+        noisy = run.trust is Trust.NOISY
+        sentences += [where + text for text in _of_curve(curve, noisy=noisy)]
         if on_gpu and (bound := _bound_by_host(curve)):
             sentences.append(where + bound)
+    sentences += _buckets(run)
     if run.links:
         sentences.append(_limit(run))
     if len(curves) == 1 and curves[0].world_size == 1:
@@ -112,7 +114,7 @@ def notes(run: BenchRun) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _of_curve(curve: Curve) -> Iterable[str]:
+def _of_curve(curve: Curve, *, noisy: bool) -> Iterable[str]:
     wrong = [p for p in curve.points if p.wrong]
     if wrong:
         first = wrong[0]
@@ -127,11 +129,22 @@ def _of_curve(curve: Curve) -> Iterable[str]:
             "others at most sizes: they wait for it, so this measures its delay."
         )
     if curve.fit is not None:
-        yield _explained(curve.fit)
+        yield "Roughly, as the run was noisy: " * noisy + _explained(curve.fit)
     elif curve.no_fit and curve.world_size > 1:
         yield f"No latency/bandwidth estimate: {curve.no_fit}."
     if not curve.operation.sized and curve.points:
         yield f"A barrier takes {duration(curve.points[0].latency_us / 1e6)}."
+
+
+def _buckets(run: BenchRun) -> Iterable[str]:
+    """Say what each bucket of the ranks' own models costs, by the fit of a lone all_reduce."""
+    fit = run.curves[0].fit if [curve.op for curve in run.curves] == ["all_reduce"] else None
+    sizes = run.bucket_bytes
+    if fit is not None and sizes:
+        each = (f"{duration(fit.predict(size))} ({format_bytes(size)})" for size in sizes[-6:])
+        beyond = sizes[-1] > fit.to_bytes
+        far = f" (beyond {format_bytes(fit.to_bytes)} nothing was measured)" if beyond else ""
+        yield f"By that, the buckets of your models take {', '.join(each)}{far}."
 
 
 def _bound_by_host(curve: Curve) -> str:
@@ -166,15 +179,15 @@ def _explained(fit: Fit) -> str:
     flat = fit.half_bandwidth_bytes / 8
     if flat > 2 * fit.from_bytes:
         power = 1 << (int(flat).bit_length() - 1)
-        words = f"Below {format_bytes(power)} you pay {latency} however little you send. "
+        words = f"Below {format_bytes(power)} you pay {latency} however little you send, and "
     else:
-        words = f"Even the smallest costs {latency}. "
+        words = f"Even the smallest costs {latency}, and "
     per_mib = duration(2**20 / fit.bandwidth_bytes_per_s)
-    words += f"Large tensors move at {bandwidth:.3g} GB/s: each MiB more costs {per_mib}. "
+    words += f"each MiB more costs {per_mib}: {bandwidth:.3g} GB/s"
     if fit.half_bandwidth_bytes <= fit.to_bytes:
         half = format_bytes(round_bytes(fit.half_bandwidth_bytes))
-        words += f"Half of that bandwidth is reached at {half}. "
-    return words + f"(Median fit error: {fit.median_error:.0%}.)"
+        words += f", half of it at {half}"
+    return f"{words} (median fit error {fit.median_error:.0%})."
 
 
 def round_bytes(size: float) -> int:

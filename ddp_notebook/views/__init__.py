@@ -4,6 +4,7 @@ ansi.py         Sanitizes ranks' text: removes cursor movements, or converts it 
 bench.py        Benchmarks in sentences and tables, as text and as HTML; and while they run.
 bench_export.py A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
 bench_figures.py Benchmarks as figures: against tensor size, and against batch size.
+block_plot.py   A plot of twelve lines for a terminal: columns of block characters.
 board_rows.py   The state as rows, one for ranks in the same state; and in words.
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.

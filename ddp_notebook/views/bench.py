@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import takewhile
 from textwrap import wrap
 
 from ddp_notebook.bench import steps
 from ddp_notebook.bench.result import BenchRun, Curve, Trust, duration
-from ddp_notebook.bench.steps import DEFAULT_BUCKET, StepBenchResult
+from ddp_notebook.bench.steps import DEFAULT_BUCKET, StepBenchResult, StepPoint
 from ddp_notebook.model import counted, format_bytes
 from ddp_notebook.views import markup
+from ddp_notebook.views.block_plot import Column, plot
 from ddp_notebook.views.board import WIDTH
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Row, Table
+from ddp_notebook.views.table import Column as TableColumn
 
 _DIGIT_SPACE = "\N{FIGURE SPACE}"
 """A space as wide as a digit, which HTML keeps."""
@@ -34,11 +37,25 @@ _BADGES = {
 """A symbol, and a background on which white is readable; the words say the same."""
 
 
-def _badge(trust: Trust) -> str:
+def _chip(trust: Trust, reasons: Sequence[str]) -> str:
+    """Return the badge; where there are reasons why it is no better, it unfolds to them."""
     sign, colour = _BADGES[trust]
     style = "color: #fff; border-radius: 4px; padding: 1px 8px; font-weight: bold"
     words = f"{sign} {_RELIABILITY[trust]}"
-    return f'Reliability: <span style="{style}; background: {colour}">{words}</span>'
+    chip = f'Reliability: <span style="{style}; background: {colour}">{words}</span>'
+    if not reasons:
+        return f"<div>{chip}</div>"
+    return _details(chip, _list(f"because {reason}." for reason in reasons))
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def _page(heading: str, answer: str, *parts: str) -> str:
+    """Return a result as HTML: what it is of, the answer in bold, and the rest. Needs no style."""
+    bold = f'<div style="margin: 4px 0; font-size: 1.1em"><b>{escape(answer)}</b></div>'
+    return f'<div class="ddp-bench"><div>{escape(heading)}</div>{bold}{"".join(parts)}</div>'
 
 
 def _list(sentences: Iterable[str]) -> str:
@@ -48,7 +65,7 @@ def _list(sentences: Iterable[str]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> Table:
     """Return a table of numbers, whose columns are all shown."""
-    return Table([Column(header, right=True, always=True) for header in head], list(rows))
+    return Table([TableColumn(header, right=True, always=True) for header in head], list(rows))
 
 
 # -- collectives -------------------------------------------------------------------------
@@ -63,37 +80,61 @@ def title(run: BenchRun) -> str:
     return f"{ops}: {len(run.curves)} curves, {where}"
 
 
+def answer(run: BenchRun) -> str:
+    """Return what the run says in one sentence."""
+    return next(iter(run.notes), "") if run.curves else "Nothing was measured."
+
+
 def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
-    """Return the result in words and as tables of fixed width, beside those of a baseline."""
-    lines = [title(run), f"Reliability: {_RELIABILITY[run.trust]}"]
+    """Return the answer, a plot and the table of each curve, beside those of a baseline."""
+    lines = [title(run), answer(run)]
     if run.ended:
         lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
+    lines += ["", *time_plots(run), "", f"Reliability: {_RELIABILITY[run.trust]}"]
     lines += [f"  because {reason}." for reason in run.reasons]
-    lines += [f"• {sentence}" for sentence in run.notes]
+    lines += [f"• {sentence}" for sentence in run.notes[1:]]
     for curve in run.curves:
         heading = ["", curve.name] if len(run.curves) > 1 else [""]
         lines += [*heading, _sizes(curve, baseline).text()]
-    if not run.curves:
-        lines.append("Nothing was measured.")
     lines += ["", *_foot(baseline)]
     return "\n".join(lines).rstrip()
 
 
-def table_html(run: BenchRun, baseline: BenchRun | None = None) -> str:
-    """Return the result as HTML. Needs no style sheet."""
-    ended = f"Ended early: {run.ended}. What was measured by then is here."
-    parts = [f"<p><b>{escape(title(run))}</b> {_badge(run.trust)}</p>"]
-    parts += [f"<p>{escape(ended)}</p>"] if run.ended else []
-    parts += [_list(f"because {reason}." for reason in run.reasons), _list(run.notes)]
+def table_html(run: BenchRun, baseline: BenchRun | None = None, figure: str = "") -> str:
+    """Return the result as HTML, with a `figure` that is HTML too."""
+    ended = f"<p>Ended early: {escape(run.ended)}. What was measured by then is here.</p>"
+    parts = [
+        ended if run.ended else "",
+        figure,
+        _chip(run.trust, run.reasons),
+        _list(run.notes[1:]),
+    ]
     for curve in run.curves:
-        summary = f"{escape(curve.name)}: {len(curve.points)} sizes as a table"
-        opened = " open" if len(run.curves) == 1 else ""
-        table = _sizes(curve, baseline).html()
-        parts.append(f"<details{opened}><summary>{summary}</summary>{table}</details>")
-    if not run.curves:
-        parts.append("<p>Nothing was measured.</p>")
+        summary = f"{escape(curve.name)}: {counted(len(curve.points), 'size')} as a table"
+        parts.append(_details(summary, _scrolling(_sizes(curve, baseline))))
     parts += [f"<p><small>{escape(line)}</small></p>" for line in _foot(baseline)]
-    return f'<div class="ddp-bench">{"".join(parts)}</div>'
+    return _page(title(run), answer(run), *parts)
+
+
+def _scrolling(table: Table) -> str:
+    return f'<div style="overflow-x: auto">{table.html()}</div>'
+
+
+def time_plots(run: BenchRun) -> list[str]:
+    """Return the medians of each curve as a plot of text."""
+    lines: list[str] = []
+    for curve in (curve for curve in run.curves if len(curve.points) > 1):
+        times = [max(p.latency_us, 1e-3) for p in curve.points]
+        low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+        high = max(high, low + 1)
+        columns = [
+            Column(format_bytes(p.size_bytes), (math.log10(us) - low) / (high - low), p.precise)
+            for us, p in zip(times, curve.points, strict=True)
+        ]
+        heading = f"{curve.name}: median time, logarithmic (░: not precise)"
+        ends = (duration(10.0 ** (power - 6)) for power in (high, low))
+        lines += [*([""] if lines else []), *plot(heading, columns, *ends)]
+    return lines
 
 
 def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
@@ -102,9 +143,9 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
     before = next((c for c in baseline.curves if c.key == curve.key), None) if baseline else None
     medians = {p.size_bytes: f"{p.latency_us:,.1f}" for p in before.points} if before else {}
     head = [
-        *("size", "iterations", "median (µs)", "95 % interval (µs)"),
+        *("size", "median (µs)", "95 % interval (µs)"),
         *(["baseline (µs)"] if before else []),
-        *("mean (µs)", "p90 (µs)", "p99 (µs)", "skew (µs)", "algbw (GB/s)", "busbw (GB/s)"),
+        *("p99 (µs)", "skew (µs)", "algbw (GB/s)", "busbw (GB/s)"),
         "#wrong",
     ]
     # Three digits of different powers of ten: without padding the eye compares the wrong digits.
@@ -115,11 +156,10 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
         low, high = p.latency_interval_us
         cells = [
             format_bytes(p.size_bytes),
-            f"{p.iterations:,}",
             f"{p.latency_us:,.1f}",
             f"{low:,.1f} – {high:,.1f}{_DIGIT_SPACE if p.precise else '?'}",
             *([medians.get(p.size_bytes, "")] if before else []),
-            *(f"{time:,.1f}" for time in (p.mean_us, p.p90_us, p.p99_us, p.skew_us)),
+            *(f"{time:,.1f}" for time in (p.p99_us, p.skew_us)),
             algbw[number],
             busbw[number],
         ]
@@ -131,8 +171,8 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
 def _foot(baseline: BenchRun | None) -> Iterator[str]:
     """Yield the sources of the numbers."""
     if baseline is not None:
-        reliability = _RELIABILITY[baseline.trust]
-        yield f"Baseline: measured {baseline.started or 'before'}; reliability: {reliability}."
+        about = f"{baseline.backend} on {baseline.device}, measured {baseline.started or 'before'}"
+        yield f"Baseline: {about}; reliability: {_RELIABILITY[baseline.trust]}."
     yield (
         "Time = slowest rank of each iteration. Skew: between its fastest and slowest rank. algbw: "
         "size over median; busbw: what each rank must send by that, as in nccl-tests. "
@@ -169,48 +209,87 @@ def steps_title(result: StepBenchResult) -> str:
 
 
 def steps_text(result: StepBenchResult) -> str:
-    """Return what was measured: what it says in words, the table, and what to know about it."""
+    """Return what was measured: the answer, a plot, the table, and what to know about it."""
     badge, reasons = steps.judge(result)
-    head = [
-        steps_title(result),
+    first, *others = _sentences(result) or [""]
+    head = [steps_title(result), _folded(first)]
+    trust = [
         f"Reliability: {_RELIABILITY[badge]}",
         *(_folded(f"  because {reason}.") for reason in reasons),
     ]
-    words = [_folded(sentence) for sentence in _sentences(result)]
+    words = [_folded(sentence) for sentence in others]
     about = [_folded(f"Note: {note}") for note in _steps_notes(result)]
     table = [_STEPS_HEADING, _steps_table(result).text()]
-    return "\n\n".join("\n".join(lines) for lines in (head, words, table, about) if lines)
+    parts = (head, share_plot(result), trust, words, table, about)
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def steps_html(result: StepBenchResult) -> str:
-    """Return what was measured: what it says in words, the table, and what to know about it."""
+def steps_html(result: StepBenchResult, figure: str = "") -> str:
+    """Return what was measured: the answer, a `figure` that is HTML, the table, and notes."""
     badge, reasons = steps.judge(result)
-    return (
-        f'<div class="ddp-steps"><p><b>{escape(steps_title(result))}</b> {_badge(badge)}</p>'
-        f"{_list(f'because {reason}.' for reason in reasons)}{_list(_sentences(result))}"
-        f'<div style="font-weight: 600">{_STEPS_HEADING}</div>{_steps_table(result).html()}'
-        f"<small>{_list(_steps_notes(result))}</small></div>"
+    first, *others = _sentences(result) or [""]
+    return _page(
+        steps_title(result),
+        first,
+        figure,
+        _chip(badge, reasons),
+        _list(others),
+        _details(_STEPS_HEADING, _scrolling(_steps_table(result))),
+        f"<small>{_list(_steps_notes(result))}</small>",
     )
+
+
+def share_plot(result: StepBenchResult) -> list[str]:
+    """Return the share of exposed communication against batch size as a plot of text."""
+    points = result.main_points
+    if result.world_size == 1 or not points:
+        return []
+    most = max(10, math.ceil(10 * max(p.exposed_share for p in points)) * 10)
+    columns = [Column(f"{p.batch:,}", 100 * p.exposed_share / most, not p.unsure) for p in points]
+    heading = "Exposed communication, % of a step, against batch per rank (░: within the noise)"
+    return plot(heading, columns, f"{most} %", "0 %")
 
 
 _STEPS_HEADING = "Where a step's time goes (ms)"
 
 
-def _sentences(result: StepBenchResult) -> Iterator[str]:
-    """Yield what the numbers mean, most important first."""
-    if result.problem:
-        yield f"{result.problem} What was measured until then:"
-    if result.world_size == 1 or not result.points:
-        return
-    for point in dict.fromkeys((result.main_points[0], result.main_points[-1])):
-        step = f"a step of {ms(point.step_us)} ms"
-        if point.exposed_interval_us[0] <= 0:
-            adds = f"the cost of communication in {step} is within the noise"
-        else:
-            share = f"{point.exposed_share:.0%}"
-            adds = f"communication adds {ms(point.exposed_us)} ms to {step} ({share})"
-        yield f"At batch {point.batch} {adds}."
-    yield _break_even(result)
+def _sentences(result: StepBenchResult) -> list[str]:
+    """Return what the numbers mean, most important first."""
+    said = [f"{result.problem} What was measured until then:"] if result.problem else []
+    if result.world_size > 1 and result.points:
+        said += [_hidden(result.main_points), _break_even(result), *_best_bucket(result)]
+    return said
+
+
+_HIDDEN = 0.1
+"""Communication is called hidden where it adds at most this share to a step."""
+
+
+def _hidden(points: Sequence[StepPoint]) -> str:
+    """Say from which batch size on computation hides communication, beyond the noise."""
+    # From the largest batch down: noise may hide it at a smaller one in between.
+    hidden = list(takewhile(lambda p: p.share_interval[1] <= _HIDDEN, reversed(points)))
+    last = points[-1]
+    low, high = last.share_interval
+    if hidden:
+        where = f"From batch {hidden[-1].batch:,} on" if len(hidden) < len(points) else "Everywhere"
+        return (
+            f"{where} computation hides communication: it adds less than {_HIDDEN:.0%} to a step."
+        )
+    if last.unsure:
+        return (
+            "Whether computation hides communication is within the noise: at batch "
+            f"{last.batch:,} it adds from 0% to {high:.0%} to a step."
+        )
+    return (
+        f"At no batch size does computation hide communication: at batch {last.batch:,} it still "
+        f"is {last.exposed_share:.0%} of a step of {ms(last.step_us)} ms (95 %: {low:.0%} to "
+        f"{high:.0%})."
+    )
+
+
+def _best_bucket(result: StepBenchResult) -> Iterator[str]:
+    """Yield which bucket size is best at the largest batch, if there are several."""
     batch = result.batches[-1]
     at = sorted((p for p in result.points if p.batch == batch), key=lambda p: p.step_us)
     if len(at) < 2:
@@ -231,12 +310,11 @@ def _break_even(result: StepBenchResult) -> str:
     # Two rates that are not further apart than this share cannot be told apart.
     # How noisy the run was decides what counts as a difference.
     noise = {Trust.GOOD: 0.05, Trust.FAIR: 0.15, Trust.NOISY: 0.3}[steps.judge(result)[0]]
-    gains = {p.batch: p.efficiency * result.world_size - 1 for p in result.main_points}
-    close = ", ".join(str(batch) for batch, gain in gains.items() if abs(gain) < noise)
+    close = [p for p in result.main_points if abs(p.efficiency * p.world_size - 1) < noise]
     if close:
         return (
-            f"At batch {close} the difference in samples per second between {result.world_size} "
-            "ranks and a single rank is within the noise."
+            f"At {steps.named_batches(close)} the difference in samples per second between "
+            f"{result.world_size} ranks and a single rank is within the noise."
         )
     if result.break_even is None:
         return f"{ranks} fewer samples per second than a single rank, at every batch."
@@ -317,7 +395,11 @@ def live(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, s
 
 
 def live_steps(
-    what: str, result: StepBenchResult | None, done: float, elapsed_s: float
+    what: str,
+    result: StepBenchResult | None,
+    done: float,
+    left_s: float | None,
+    elapsed_s: float = 0.0,
 ) -> dict[str, str]:
     """Return a benchmark of training steps of the model `what` so far. `done` is 0 to 1."""
     about = f"training steps of {what}"
@@ -330,7 +412,6 @@ def live_steps(
         f"which communication adds {ms(point.exposed_us)} ms"
         for point in (result.points if result is not None else ())
     ]
-    left_s = elapsed_s * (1 - done) / done if done else None
     return _progress(about, done, left_s, measured)
 
 

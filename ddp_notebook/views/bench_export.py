@@ -10,9 +10,12 @@ import csv as csv_writer
 import io
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
+from ddp_notebook.bench.plan import CurvePlan, Plan
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Samples
+from ddp_notebook.bench.stats import curve_of
 from ddp_notebook.bench.steps import StepBenchResult
 
 _COUNTS = ("size_bytes", "count", "iterations", "rounds")
@@ -75,65 +78,6 @@ def csv(table: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(table)
     return text.getvalue().rstrip("\n")
-
-
-_NCCL_HEADING = (
-    f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}",
-    f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
-    + 2 * f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}",
-    f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
-    + 2 * f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}",
-)
-
-
-def nccl_text(run: BenchRun) -> str:
-    """nccl-tests' table, one for each curve: tools find its columns by position."""
-    lines = []
-    for curve in run.curves:
-        name = f"{_nccl_name(curve)}_perf"
-        sizes = [p.size_bytes for p in curve.points]
-        wrong = sum(p.wrong for p in curve.points)
-        lines += [
-            f"# Collective test starting: {name}",
-            f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} "
-            f"maxBytes {max(sizes, default=0)} step: {run.plan.get('factor', 2)}(factor) "
-            f"warmup iters: {run.plan.get('warmup', 0)} "
-            "iters: adaptive agg iters: 1 validation: 1 graph: 0",
-            f"# measured by ddp_notebook: {run.backend} on {run.device}, {curve.mode}",
-            "#",
-            "# Using devices",
-            *(f"#  Rank {rank:2d} Group  0 on {run.device}" for rank in curve.ranks),
-            "#",
-            *_NCCL_HEADING,
-        ]
-        for point in curve.points:
-            head, mean = _nccl_head(curve, point), _by_mean(point)
-            measured = (
-                f"  {_width(mean['time'], 7)}  {_width(mean['alg_bw'], 6)}"
-                f"  {_width(mean['bus_bw'], 6)}  {point.wrong:>6}"
-            )
-            # The width of nccl-tests' columns for one placement (in-place or out-of-place). Tools
-            # that read this table find values by the position of their column.
-            nothing = " " * 33
-            places = nothing + measured if curve.operation.in_place else measured + nothing
-            line = (
-                f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
-                f"  {head['root']:>6}{places}"
-            )
-            lines.append(line.rstrip())
-        lines += [
-            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-            f"# Avg bus bandwidth    : {_average_rate(curve.points):g} ",
-            "#",
-            f"# Collective test concluded: {name}",
-        ]
-    return "\n".join(lines)
-
-
-def _width(value: float, width: int) -> str:
-    """Return a number with as many decimals as fit, at most two."""
-    text = next((t for d in (2, 1, 0) if len(t := f"{value:.{d}f}") <= width), f"{value:.1e}")
-    return f"{text:>{width}}"
 
 
 def _nccl_name(curve: Curve) -> str:
@@ -200,6 +144,27 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
         "average_bus_bandwidth": {"bandwidth": _average_rate(points), "okay": "unchecked"},
         "errors": [run.ended] if run.ended else [],
     }
+
+
+def steps_as_run(result: StepBenchResult) -> BenchRun:
+    """Return training steps as what nccl-tests measure: each step all_reduces the gradients.
+
+    The time is the whole step's, so the bandwidth is that of gradients in training, and not of a
+    network.
+    """
+    curves = []
+    for point in result.points:
+        what = f"training step, batch {point.batch}, {point.bucket} bucket"
+        plan = CurvePlan("all_reduce", "float32", what, result.world_size)
+        times_ns = tuple(round(time * 1e3) for time in point.times_us)
+        visit = {"number": 0, "size_bytes": result.gradient_bytes, "times_ns": times_ns}
+        visits = [[visit | {"issue_ns": (0,), "wrong": 0}]] * result.world_size
+        curve = curve_of(plan, range(result.world_size), visits, Plan())
+        # Only the slowest rank's times are known.
+        slowest = Samples((times_ns,), (len(times_ns),))
+        curves.append(replace(curve, points=(replace(curve.points[0], samples=slowest),)))
+    ranks, ended = result.world_size, result.problem
+    return BenchRun(result.backend, result.device, ranks, tuple(curves), ended=ended)
 
 
 def _nccl_result(curve: Curve, point: BenchPoint) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from html import escape
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -68,16 +69,23 @@ def mime_bundle(value: Shown) -> dict[str, str]:
     return {"text/plain": view.text(value), "text/html": view.html(value)}
 
 
-def bench_bundles(result: BenchRun | StepBenchResult) -> list[dict[str, str]]:
-    """A benchmark as a figure and as a table."""
+def bench_bundle(result: BenchRun | StepBenchResult) -> dict[str, str]:
+    """A benchmark: its answer, a figure, how far to trust it, and tables."""
     if isinstance(result, StepBenchResult):
-        caption, draw = bench.steps_title(result), partial(bench_figures.against_batch, result)
-        text, html = bench.steps_text(result), bench.steps_html(result)
+        panels, name = bench_figures.batch_panels(result), bench.steps_title(result)
+        text, html = bench.steps_text(result), partial(bench.steps_html, result)
+        plain = "\n".join(bench.share_plot(result))
     else:
         baseline: BenchRun | None = getattr(result, "baseline", None)
-        caption, draw = bench.title(result), partial(bench_figures.against_size, result, baseline)
-        text, html = bench.table_text(result, baseline), bench.table_html(result, baseline)
-    return [bench_figures.bundle(draw, caption), {"text/plain": text, "text/html": html}]
+        panels, name = bench_figures.size_panels(result, baseline), bench.title(result)
+        text = bench.table_text(result, baseline)
+        html = partial(bench.table_html, result, baseline)
+        plain = "\n".join(bench.time_plots(result))
+    try:
+        figure = bench_figures.on_page(panels, name, plain)
+    except ImportError as error:  # the numbers are worth showing without matplotlib
+        figure = f"<p>The figure is not drawn: {escape(str(error))}</p><pre>{escape(plain)}</pre>"
+    return {"text/plain": text, "text/html": html(figure=figure)}
 
 
 def live_bundle(
@@ -199,5 +207,4 @@ class Displays:
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 
     def _show_bench(self, result: BenchRun | StepBenchResult) -> None:
-        for bundle in bench_bundles(result):
-            self._shell.display_pub.publish(data=bundle, metadata={})
+        self._shell.display_pub.publish(data=bench_bundle(result), metadata={})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from bench_runs import QUIET, bench_run
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.result import BenchRun, Trust, duration
-from ddp_notebook.bench.trust import round_bytes
+from ddp_notebook.bench.trust import notes, round_bytes
 from ddp_notebook.launch.gpu_links import GpuState, Links, Pair
 from ddp_notebook.model import codec
 
@@ -72,9 +74,23 @@ def test_a_long_tail_is_said() -> None:
 def test_a_fit_is_told_in_words() -> None:
     text = bench_run(noise=0.005).notes[0]
     assert text.startswith("Below 64 KiB you pay 30")
-    assert "µs however little you send. Large tensors move at " in text
-    half = "Half of that bandwidth is reached at 5"
-    assert f"{half}8" in text or f"{half}9" in text
+    assert "µs however little you send, and each MiB more costs 52" in text
+    assert "GB/s, half of it at 58" in text or "GB/s, half of it at 59" in text
+    assert text.endswith("(median fit error 0%).")
+    busy = bench_run(noise=0.005, answers=(BUSY, BUSY)).notes[0]
+    assert busy.startswith("Roughly, as the run was noisy: Below 64 KiB")
+
+
+def test_the_users_buckets_have_the_times_that_the_fit_gives() -> None:
+    run = replace(bench_run(noise=0.005), bucket_bytes=(2**20, 2**30))
+    said = next(note for note in notes(run) if "buckets of your models" in note)
+    fit = run.curves[0].fit
+    assert fit is not None
+    for size, name in ((2**20, "1 MiB"), (2**30, "1 GiB")):
+        assert f"{duration(fit.predict(size))} ({name})" in said
+    assert "beyond 64 MiB nothing was measured" in said
+    several = bench_run(Plan(ops=("all_reduce", "broadcast"), factor=16))
+    assert not any("buckets" in note for note in notes(replace(several, bucket_bytes=(2**20,))))
 
 
 def test_a_straggler_is_named_in_words() -> None:

@@ -106,3 +106,11 @@ def test_the_batch_that_is_said_to_fit_does(
         fits = int(refusal.rsplit("A batch of ", 1)[1].removesuffix(" fits.").replace(",", ""))
         assert 0 < fits < batch
         assert memory.needs(fits) <= available < memory.needs(fits + 1) + 2 * sample
+
+
+def test_the_time_left_is_at_most_the_rest_of_the_budget() -> None:
+    """A first block of many is slow, and by it alone the rest would seem to take for ever."""
+    plan = StepPlan(budget_s=30.0)
+    assert plan.left_s(13.0, 0.07) == 17.0
+    assert plan.left_s(1.0, 0.5) == 1.0, "a small model is done before"
+    assert plan.left_s(31.0, 0.5) is None

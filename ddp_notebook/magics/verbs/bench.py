@@ -71,7 +71,11 @@ _STEP_OPTIONS = (
         "mlp, transformer (default: cnn, when another of these options is given)",
         type=str,
     ),
-    Option("--batch SIZES", "batch sizes per rank, such as 8,16,32 (default 8,32,128)", type=str),
+    Option(
+        "--batch SIZES",
+        "batch sizes per rank, such as 8,16,32 (default 4,8,16,32,64,128)",
+        type=str,
+    ),
     Option(
         "--bucket-mb SIZES",
         "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
@@ -165,11 +169,19 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
         plan = StepPlan(budget_s=parse_seconds(args.budget), **given)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-    if args.export and (problem := check_export(args.export, steps=True)):
+    if args.export and (problem := check_export(args.export)):
         raise UsageMistake(problem)
 
+    prepared_s = 0.0
+
+    # The budget begins when the model is prepared.
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
-        return view.live_steps(plan.model, result, done, elapsed_s)
+        nonlocal prepared_s
+        if not done:
+            prepared_s = elapsed_s
+            return view.live_steps(plan.model, result, done, None, elapsed_s)
+        left_s = plan.left_s(elapsed_s - prepared_s, done)
+        return view.live_steps(plan.model, result, done, left_s)
 
     with ui.output.progress(render) as watch:
         result = ui.session.bench_steps(plan, watch, chosen_ranks(ui.session, args))
@@ -194,8 +206,7 @@ BENCH = Verb(
         *_COLLECTIVE_OPTIONS,
         Option(
             "--export FILE",
-            "write the result to FILE: .json .csv .png .svg .pdf, of collectives also .txt "
-            ".nccl.json",
+            "write the result to FILE: .json .csv .nccl.json .svg .png .pdf",
             completer=files,
         ),
         Option("--budget TIME", "how long it may take, such as 30s or 2m", default="15s"),

@@ -14,9 +14,11 @@ T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems"
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import signal
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from IPython.core.getipython import get_ipython
 
 from ddp_notebook.bench.plan import IN_FLIGHT, CurvePlan, Item, Plan, Schedule
 from ddp_notebook.model import Progress, codec
@@ -35,6 +38,7 @@ from ddp_notebook.rank.calls import BenchDevice, BenchRequest
 from ddp_notebook.rank.collectives.observer import Observer, unobserved
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.torch_private import groups_counted_from
+from ddp_notebook.rank.training import ddp
 
 _STOP = -1
 _KEEP_WARMING_UP = 0
@@ -56,6 +60,7 @@ class CollectivesBench:
             "host": socket.gethostname(),
             "free_bytes": machine.free_bytes(torch.device(request.device)),
             "backend": dist.get_backend_config(),
+            "bucket_bytes": ddp.bucket_bytes([*get_ipython().user_ns.values()]),
             # A plain str: its own type would load torch in the notebook.
             "versions": {"torch": str(torch.__version__)},
         }
@@ -82,10 +87,11 @@ class CollectivesBench:
                 started = machine.Meter.read()
                 run = Bench(plan, device, control.rank(), control, groups, report, stopped)
                 visits = measure(run)
+                copies = copy_gb_per_s(run)
                 spent = started.until(machine.Meter.read())
         except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
             return RankFailure("error", f"{type(error).__name__}: {error}")
-        return {"visits": visits, **spent}
+        return {"visits": visits, "copy_gb_per_s": copies, **spent}
 
 
 @contextlib.contextmanager
@@ -211,6 +217,19 @@ def measure(bench: Bench) -> list[Visit]:
             visits.append(latest)
         bench.report(schedule.progress(bench.spent_s), latest)
     return visits
+
+
+def copy_gb_per_s(bench: Bench) -> float:
+    """Return how fast this rank copies its memory while all ranks of its host do.
+
+    What arrives at a rank must at least be written once, so no collective is faster.
+    """
+    source = torch.zeros(min(bench.plan.max_bytes, 2**26), dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    copy = functools.partial(target.copy_, source)
+    time_each([copy], 1, bench.device)  # touches the memory for the first time
+    wait_for_all(bench.control, bench.device)
+    return source.numel() / max(statistics.median(time_each([copy], 5, bench.device)), 1)
 
 
 def _buffers(plan: Plan, curves: Sequence[CurvePlan], device: torch.device) -> Buffers:

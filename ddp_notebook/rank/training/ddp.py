@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -185,6 +185,16 @@ def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...
     log = _log_of(wrapped)
     hooks = int(log.get("num_parameter_tensors", len(reduced(wrapped.module)[0])))
     return hooks, tuple(_numbers(log.get("bucket_sizes", "")))
+
+
+def bucket_bytes(values: Iterable[object]) -> list[int]:
+    """The sizes in bytes of all buckets of the DDP models among `values`, smallest first."""
+    sizes: set[int] = set()
+    for value in values:
+        if isinstance(value, DistributedDataParallel):
+            seen = reduction(value).buckets
+            sizes.update([each.size_bytes for each in seen] if seen else reducer_facts(value)[1])
+    return sorted(sizes)
 
 
 # -- afterwards ------------------------------------------------------------------------

@@ -225,6 +225,7 @@ class Benchmarks:
             device=device,
             links=links.text,
             limit_gb_per_s=links.limit_gb_per_s,
+            bucket_bytes=tuple(first["bucket_bytes"]),
             conditions=Conditions(cores=cores()),
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
             versions=first["versions"],

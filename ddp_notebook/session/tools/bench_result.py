@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from ddp_notebook import files
@@ -16,7 +16,7 @@ from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import codec, counted
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.views import bench_export
+from ddp_notebook.views import bench_export, bench_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,17 +37,9 @@ class BenchResult(BenchRun):
         """Return the result of `run`, without a `baseline` that has none of its curves."""
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
         why_not = ""
-        if baseline is not None:
-            own, other = ((each.backend, each.device.split(":")[0]) for each in (run, baseline))
-            if own != other:
-                why_not = (
-                    f"it is of {baseline.backend} on {baseline.device}, and this run of "
-                    f"{run.backend} on {run.device}"
-                )
-            elif not {curve.key for curve in run.curves} & {c.key for c in baseline.curves}:
-                why_not = (
-                    "it has no operation, dtype, mode and number of ranks that was measured now"
-                )
+        keys = {curve.key for curve in run.curves}
+        if baseline is not None and not keys & {curve.key for curve in baseline.curves}:
+            why_not = "it has no operation, dtype, mode and number of ranks that was measured now"
         if why_not:
             # Nobody has it yet: until it is returned a frozen value may be completed.
             object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
@@ -86,8 +78,6 @@ class BenchResult(BenchRun):
 
     def plot(self) -> Figure:
         """Return a matplotlib figure: time and bandwidth against size."""
-        from ddp_notebook.views import bench_figures
-
         return bench_figures.against_size(self, self.baseline)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -124,10 +114,6 @@ class BenchResult(BenchRun):
         """Return a line for each size, written to `path` if there is one."""
         return _written(bench_export.csv(self.rows()), path)
 
-    def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the table that nccl-tests print, for tools that read it."""
-        return _written(bench_export.nccl_text(self), path)
-
     def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """nccl-tests' JSON (version 2) with its times per iteration."""
         return _written(json.dumps(bench_export.nccl_json(self)), path)
@@ -135,63 +121,64 @@ class BenchResult(BenchRun):
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write it in the format of the file's extension; says what was written.
 
-        ``.csv``; ``.nccl.json`` and ``.nccl.txt`` in nccl-tests' forms; ``.png``, ``.svg`` and
-        ``.pdf`` as a figure; else ``.json``. Raises UsageMistake when it cannot be written.
+        ``.csv``; ``.nccl.json`` in nccl-tests' form; ``.png``, ``.svg`` and ``.pdf`` as a figure;
+        else ``.json``. Raises UsageMistake when it cannot be written.
         """
-        name = Path(path).name.lower()
-        forms: dict[str, Callable[[str | os.PathLike[str]], str]] = {
-            ".csv": self.to_csv,
-            ".txt": self.to_nccl_text,
-            ".nccl.json": self.to_nccl_json,
-            ".json": self.to_json,
-        }
-        try:
-            if name.endswith(_FIGURES):
-                self.plot().savefig(named_file(path))
-                return f"the figure → {path}"
-            write = next((write for end, write in forms.items() if name.endswith(end)), None)
-            if write is None:
-                raise UsageMistake(check_export(path))
-            write(path)
-        except OSError as error:
-            raise UsageMistake(f"{path} cannot be written: {error}.") from None
-        return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"
+        forms = {".csv": self.to_csv, ".nccl.json": self.to_nccl_json, ".json": self.to_json}
+        return _save(path, f"{len(self.all_points)} sizes", self.plot, forms)
 
 
 def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
     """Write training steps in the form of the name's ending, and say what was written.
 
-    ``.csv`` and ``.json`` have a line or an object for each batch and bucket size. Raises
-    UsageMistake when it cannot be written.
+    ``.csv`` and ``.json`` have a line or an object for each batch and bucket size, ``.nccl.json``
+    a result as nccl-tests write it. Raises UsageMistake when it cannot be written.
     """
-    from ddp_notebook.views import bench_figures
+    rows = bench_export.step_rows(result)
+    about = {"kind": f"{KIND} of training steps", "version": VERSION}
+    wire = about | codec.encode(replace(result, points=())) | {"points": rows}
+    forms: dict[str, Callable[[], str]] = {
+        ".csv": partial(bench_export.csv, rows),
+        ".nccl.json": BenchResult.of(bench_export.steps_as_run(result)).to_nccl_json,
+        ".json": partial(json.dumps, wire),
+    }
+    draw = partial(bench_figures.against_batch, result)
+    return _save(path, counted(len(rows), "point"), draw, forms)
 
-    if problem := check_export(path, steps=True):
+
+def _save(
+    path: str | os.PathLike[str],
+    what: str,
+    draw: Callable[[], Figure],
+    forms: Mapping[str, Callable[[], str]],
+) -> str:
+    """Write a figure, or what the first of the `forms` returns that the name ends in."""
+    if problem := check_export(path):
         raise UsageMistake(problem)
-    name = Path(path).name.lower()
+    target = named_file(path)
+    name = target.name.lower()
     try:
         if name.endswith(_FIGURES):
-            bench_figures.against_batch(result).savefig(named_file(path))
+            bench_figures.save(draw(), target)
             return f"the figure → {path}"
-        rows = bench_export.step_rows(result)
-        about = {"kind": f"{KIND} of training steps", "version": VERSION}
-        wire = about | codec.encode(replace(result, points=())) | {"points": rows}
-        _written(bench_export.csv(rows) if name.endswith(".csv") else json.dumps(wire), path)
+        _written(next(form() for end, form in forms.items() if name.endswith(end)), path)
     except OSError as error:
         raise UsageMistake(f"{path} cannot be written: {error}.") from None
-    return f"{counted(len(rows), 'point')} → {path}"
+    return f"{what} → {path}"
 
 
 _FIGURES = (".png", ".svg", ".pdf")
 
 
-def check_export(path: str | os.PathLike[str], *, steps: bool = False) -> str:
+def check_export(path: str | os.PathLike[str]) -> str:
     """Return why a result cannot be written to `path`; empty when it seems that it can."""
     target = named_file(path)
-    endings = (".json", ".csv", *((".txt",) * (not steps)), *_FIGURES)
+    endings = (".json", ".csv", *_FIGURES)
     if not target.name.lower().endswith(endings):
-        nccl = "" if steps else " (.nccl.json and .nccl.txt are nccl-tests' formats)"
-        return f"--export {path}: the ending chooses the format; use {', '.join(endings)}{nccl}."
+        return (
+            f"--export {path}: the ending chooses the format; use {', '.join(endings)} "
+            "(.nccl.json is nccl-tests' format)."
+        )
     if not target.parent.is_dir():
         return f"--export {path}: folder {target.parent} does not exist."
     return ""
