@@ -163,7 +163,7 @@ def test_a_name_without_a_form_and_a_folder_that_is_not_there_are_refused(tmp_pa
     assert "does not exist" in check_export(tmp_path / "none" / "a.json")
     with pytest.raises(UsageMistake, match="the ending chooses the format"):
         result().save(tmp_path / "result.xlsx")
-    with pytest.raises(UsageMistake, match="there is no folder"):
+    with pytest.raises(UsageMistake, match="does not exist"):
         result().save(tmp_path / "none" / "a.json")
     (tmp_path / "a.json").mkdir()
     with pytest.raises(UsageMistake, match="cannot be written"):
