@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
+from ddp_notebook.board.life import Life
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_classes
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
-from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns, parted
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -130,6 +131,7 @@ class LiveBoard:
         """A cell of the notebook runs: every page gets signs of life, watched or not."""
         self._watched_until_s = 0.0
         self._sent_s = 0.0
+        self._life = Life()
         self._kept = False
         self._found: Diagnosis | None = None
         self._shown: Board | None = None
@@ -262,8 +264,8 @@ class LiveBoard:
             memory.timeline.end(died_ns(facts.snapshot))
             memory.timeline.end(source.left_ns, FREED)
             self._found, self._shown = facts.diagnosis, board_of(facts)
-            self._show(self._shown, facts, memory.past)
-            self._send_slices(memory.timeline)
+            self._show(self._shown, facts, memory)
+            self._send_slices(memory.timeline, facts.snapshot)
             self._answer()
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.
@@ -274,7 +276,7 @@ class LiveBoard:
         """From when on times are counted."""
         return self.memory.epoch_ns if self.memory is not None else self._opened_ns
 
-    def _show(self, board: Board, facts: BoardFacts, past: Past) -> None:
+    def _show(self, board: Board, facts: BoardFacts, memory: Memory) -> None:
         """Set what the widget shows."""
         widget, session = self._widget, self._session
         benchmark = session.benchmarks.current
@@ -293,6 +295,7 @@ class LiveBoard:
                 "frozen": False,
                 "checking": self._source.checking,
                 "aside": self.aside,
+                "parted": parted(memory.timeline, facts.diagnosis),
             },
             findings=model.findings_json(facts.diagnosis),
             locations=model.locations_json(pending_locations(facts)),
@@ -300,18 +303,26 @@ class LiveBoard:
             actions=[asdict(action) for action in actions],
         )
         found = widget.drawn
-        past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
+        memory.past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
         self._show_buttons()
 
-    def _send_slices(self, timeline: Timeline) -> None:
-        """Send what is new in the timeline; a sign of life to a page that got nothing for long."""
+    def _send_slices(self, timeline: Timeline, snapshot: Snapshot) -> None:
+        """Send what is new in the timeline, and what the ranks use to whoever watches.
+
+        A page that got nothing for long gets a sign of life.
+        """
         message = timeline.news()
         now_s = time.monotonic()
         watched = self.cell_runs or now_s < self._watched_until_s
+        # Nobody watches: nothing is sampled.
+        pids = {each.pid: each.rank for each in snapshot.ranks if each.pid} if watched else {}
+        life = self._life.sample(pids, timeline, self._source.gpu_held)
         # A page that watches gets a message this often; without one it reports that the kernel is
         # gone.
-        if message is None and watched and self._sent_s + 2.0 < now_s:
+        if message is None and watched and (life or self._sent_s + 2.0 < now_s):
             message = {"kind": "beat"}
+        if message is not None and life:
+            message = {**message, "life": life}
         if message is not None:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())

@@ -97,6 +97,11 @@ class BoardSource:
         run = self._session.runs.current
         return run.events.pauses if run is not None and run.cell == self.run else ()
 
+    @property
+    def gpu_held(self) -> Mapping[int, int]:
+        """The GPU memory that each rank holds, in bytes, as last known."""
+        return self._gpu_use.held
+
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """The current state, and the collectives that are new or have changed."""
         session = self._session

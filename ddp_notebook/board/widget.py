@@ -31,8 +31,15 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_BESIDE = re.compile(r" (=>|[!=]==|&&|\|\||\?\?) ")
-"""Spaces beside operators that no text of the page has."""
+_SQUEEZED = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*"|`(?:[^`\\$]|\\.|\$(?!\{)|\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\})*`"""
+    r"|(?:(?<=[(=,:!&|?])|(?<=[(=,:!&|?] )|(?<=return ))"
+    r"/(?:[^/\\\n\[]|\\.|\[(?:[^]\\\n]|\\.)*\])+/)"
+    r"|(?<![\w.])(let|const)(?= [\w{[])|(?:,|;(?=\s*\}))?\s*([)\]}])\s*|\s*([=!<>?:,;{([*|&]+)\s*"
+    r"|(?<=\w|\)|\]) ([-+/%]) (?=[\w(])"
+)
+"""Texts and patterns, which stay, or else what can be shorter in a script: `const`, a comma before
+a bracket, and spaces that mean nothing. Not those of two signs, which would be one."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -48,6 +55,14 @@ def _joined(kind: str) -> str:
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
+def _squeeze(script: str) -> str:
+    def shorter(found: re.Match[str]) -> str:
+        text, declares, *signs = found.groups()
+        return text or (declares and "let") or next(filter(None, signs))
+
+    return _SQUEEZED.sub(shorter, script)
+
+
 class BoardWidget(Shown):
     """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
@@ -56,7 +71,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _BESIDE.sub(r"\1", _joined("js"))
+    _esm = _squeeze(_joined("js"))
     _css = _AROUND.sub(r"\1", _joined("css"))
 
     still = traitlets.Unicode().tag(sync=True)

@@ -27,6 +27,7 @@ export default () => {
       taken = store.take(message);
     }
     store.count(message.told, taken, message.whole);
+    if (message.life) store.life = message.life;
     for (const page of pages) {
       page.received(message.now);
       if (message.kind === "took") page.asked = null;
