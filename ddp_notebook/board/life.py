@@ -28,8 +28,8 @@ class _Process:
     """A rank's process, and what it used of late: percents of a core, steps in a second."""
 
     of: psutil.Process
-    cpu: deque[float] = field(default_factory=lambda: deque(maxlen=10))
-    steps: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+    cpu: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     memory_bytes: int = 0
     gpu_bytes: int = 0
 
@@ -86,17 +86,21 @@ class Life:
 
 
 def _words(processes: Sequence[_Process]) -> str:
-    """What they use: the means of their steps and cores, the sums of their memory."""
+    """What they use: the means of their steps and cores, the sums of their memory.
+
+    One line under the rows has room for one row of bars; the words of a single row have more.
+    """
     means = []
     for samples in ([p.steps for p in processes], [p.cpu for p in processes]):
         newest = min(map(len, samples))
         last = zip(*(list(each)[-newest:] for each in samples), strict=True)
         means.append([sum(each) / len(processes) for each in last])
     steps, cpu = means
+    lately = f"{bars(cpu, 100)} " if len(processes) == 1 else ""
     gpu = sum(each.gpu_bytes for each in processes)
     parts = (
         f"{steps[-1]:.3g} steps/s {bars(steps)}" if any(steps) else "",
-        f"CPU {bars(cpu, 100)} {cpu[-1]:.0f} %",
+        f"CPU {lately}{cpu[-1]:.0f} %",
         format_bytes(sum(each.memory_bytes for each in processes)),
         f"GPU {format_bytes(gpu)}" if gpu else "",
     )
