@@ -31,10 +31,21 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_BESIDE = re.compile(r" (=>|[!=]==|&&|\|\||\?\?) ")
-"""Spaces beside operators that no text of the page has."""
+_TEXT = re.compile(r'("(?:[^"\\\n]|\\.)*"|`[^`]*`)')
+_BESIDE = re.compile(r" ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?")
+"""Spaces that mean nothing in a script, outside of texts. Not those beside + and -: two of them
+would be one."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
+
+
+def _squeezed(line: str) -> str:
+    """A line of the script without such spaces; as it is where it may have other kinds of text."""
+    parts = _TEXT.split(line)
+    nested = any(text.count("{") != text.count("}") for text in parts[1::2] if text[0] == "`")
+    if nested or any(mark in code for code in parts[::2] for mark in "`'/"):
+        return line
+    return "".join(part if n % 2 else _BESIDE.sub(r"\1", part) for n, part in enumerate(parts))
 
 
 def _joined(kind: str) -> str:
@@ -56,7 +67,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _BESIDE.sub(r"\1", _joined("js"))
+    _esm = "\n".join(map(_squeezed, _joined("js").split("\n")))
     _css = _AROUND.sub(r"\1", _joined("css"))
 
     still = traitlets.Unicode().tag(sync=True)

@@ -17,7 +17,7 @@ function hatch(colour, light = false) {
   return tile;
 }
 
-const ROW_HEIGHT = 40; // of a rank's row with its timeline in it; board.css has it, too
+const ROW_HEIGHT = 24; // of a rank's row with its timeline in it; board.css has it, too
 const LEAST_BAD = 5; // pixels: what failed at once is to be seen
 const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
 
@@ -215,7 +215,7 @@ class Timeline {
 
   /** Where a rank is drawn: its top and its height. */
   rowOf(rank) {
-    const apart = this.rowHeight === ROW_HEIGHT ? 6 : this.rowHeight > 5 ? 1 : 0;
+    const apart = this.rowHeight === ROW_HEIGHT ? 3 : this.rowHeight > 5 ? 1 : 0;
     return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
   }
 
