@@ -16,6 +16,7 @@ from ddp_notebook.board.replay_board import can_show_widgets, past_message, widg
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
 from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns, parted
+from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -26,6 +27,7 @@ from ddp_notebook.views.step_rows import collectives_at
 
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
+    from ddp_notebook.jobs.target import Target
 
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
@@ -61,7 +63,6 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
-        self.aside = ""
         self.memory: Memory | None = None
         self._session = session
         self._kept = False
@@ -72,6 +73,9 @@ class StillBoard:
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run."""
+
+    def show_job(self, job: Target | None) -> None:
+        """It shows the session's own ranks: `%ddp_board` shows an attached job."""
 
     def cell_ended(self) -> None:
         """The cell has ended. If it was the board's own, the notebook keeps what is known now."""
@@ -112,8 +116,10 @@ class LiveBoard:
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self.memory = memory
         """Its own once it has drawn."""
-        self.aside = ""
-        """The name of the job that is shown instead of these ranks; empty for these."""
+        self._job: Target | None = None
+        """The attached job that is shown instead of these ranks."""
+        self._job_shown: tuple[Target, Board, Diagnosis | None] | None = None
+        """It, as it was when it was looked at last."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
@@ -169,6 +175,20 @@ class LiveBoard:
         """Something may have changed (any thread; quick)."""
         self._wake.set()
         self._picture.nudge()
+
+    def show_job(self, job: Target | None) -> None:
+        """Show an attached job, or these ranks again; each call, and Why?, takes another look."""
+        self._job = job
+        self.nudge()
+        if job is not None:
+            threading.Thread(target=self._look, args=(job,), name="ddp-job", daemon=True).start()
+
+    def _look(self, job: Target) -> None:
+        try:
+            self._job_shown = (job, *job.shown())
+        except DDPError as error:
+            self._job_shown = job, Board(f"{job.name}: {error}", (), (), Snapshot()), None
+        self.nudge()
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run: no message of a page arrives until it ends."""
@@ -263,9 +283,12 @@ class LiveBoard:
             memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
             memory.timeline.end(source.left_ns, FREED)
-            self._found, self._shown = facts.diagnosis, board_of(facts)
-            self._show(self._shown, facts, memory)
-            self._send_slices(memory.timeline, facts.snapshot)
+            if (job := self._job) is not None:
+                self._show_job(job)
+            else:
+                self._found, self._shown = facts.diagnosis, board_of(facts)
+                self._show(self._shown, facts, memory)
+            self._send_slices(memory.timeline, facts.snapshot if job is None else Snapshot())
             self._answer()
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.
@@ -294,7 +317,9 @@ class LiveBoard:
                 "began": 0,
                 "frozen": False,
                 "checking": self._source.checking,
-                "aside": self.aside,
+                "aside": "",
+                "run": self._source.title,
+                "run_us": self._source.began_us(self._epoch_ns) if in_run else 0,
                 "parted": parted(memory.timeline, facts.diagnosis),
             },
             findings=model.findings_json(facts.diagnosis),
@@ -304,6 +329,26 @@ class LiveBoard:
         )
         found = widget.drawn
         memory.past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
+        self._show_buttons()
+
+    def _show_job(self, job: Target) -> None:
+        """Set what the widget shows of an attached job."""
+        _, board, found = self._job_shown or (None, None, None)
+        if self._job_shown is None or self._job_shown[0] is not job:
+            board = Board(f"{job.name}: being looked at", (), (), Snapshot())
+        assert board is not None
+        self._found, self._shown = found, board
+        shown = model.board_json(board, self._epoch_ns)
+        named = f"{job.name} · {shown['what']}" if shown["what"] else board.headline
+        widget = {"began": 0, "frozen": False, "checking": False, "run": "attached", "run_us": 0}
+        self._widget.draw(
+            self._now_us(),
+            board={**shown, **widget, "aside": job.name, "what": named},
+            findings=model.findings_json(found),
+            locations=[],
+            benchmark={},
+            actions=[asdict(model.Action("why", "Look again", "%ddp_why"))],
+        )
         self._show_buttons()
 
     def _send_slices(self, timeline: Timeline, snapshot: Snapshot) -> None:
@@ -337,7 +382,7 @@ class LiveBoard:
     def _show_buttons(self) -> None:
         begun = self._session.findings.begun
         answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
-        busy, stops = list(self._buttons.busy), self._source.stops()
+        busy, stops = list(self._buttons.busy), self._source.stops() if self._job is None else {}
         self._widget.draw(self._now_us(), busy=busy, answers=answers, stops=stops)
 
     def _now_us(self) -> int:
@@ -355,7 +400,9 @@ class LiveBoard:
         self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._widget.tell({"kind": "took"}, self._now_us())
-            self._buttons.press(str(content.get("magic", "")))
+            job, magic = self._job, str(content.get("magic", ""))
+            # An attached job can be looked at again, and nothing else.
+            self._buttons.press(magic) if job is None else self.show_job(job)
         elif kind == "close":
             self._buttons.close(content.get("number"))
         elif kind == "watch":

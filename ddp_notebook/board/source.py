@@ -75,6 +75,11 @@ class BoardSource:
         run = self._session.runs.current
         return run.title if run is not None and run.cell == self.run else ""
 
+    def began_us(self, epoch_ns: int) -> int:
+        """When that run began, in microseconds since the epoch."""
+        run = self._session.runs.current
+        return (int(run.began_s * 1e9) - epoch_ns) // 1000 if run is not None else 0
+
     @property
     def checking(self) -> bool:
         """True while a run that has ended is examined: whether it is wrong is not known yet."""

@@ -264,11 +264,16 @@ def history_json(runs: Sequence[PastRun]) -> list[dict[str, Any]]:
 # -- when they are asked for -------------------------------------------------------------
 
 
-TABS = ("stack", "source", "variables", "console", "history")
+_CONTENTS = {
+    "problem": (),
+    "code": ("stack",),
+    "variables": ("variables",),
+    "output": ("console",),
+    "history": ("history",),
+}
+"""What each tab of the page shows."""
 _ASKING = ("stack", "variables")
-"""The tabs for which the ranks are asked."""
-_BESIDE = {"source": _ASKING}
-"""The further contents that a tab shows."""
+"""The contents for which the ranks are asked."""
 _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5
@@ -300,8 +305,8 @@ class TabFeed:
                 self._told.clear()
             elif content.get("kind") == "watch":
                 self._watching.pop(view, None)
-                known = tab if tab in TABS else ""
-                for each in (known, *_BESIDE.get(known, ())):
+                known = tab if tab in _CONTENTS else ""
+                for each in ("variables", *_CONTENTS.get(known, ())):
                     self._told.pop(each, None)
             if known:
                 self._watching[view] = (known, time.monotonic())
@@ -318,9 +323,10 @@ class TabFeed:
         with self._lock:
             open_tabs = self._watching.values()
             # A page reports every minute; one that is silent for three was closed.
-            wanted = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
-        if self._session.runs.stops:
-            wanted |= {beside for tab in wanted for beside in _BESIDE.get(tab, ())}
+            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
+        wanted = {content for tab in tabs for content in _CONTENTS[tab]}
+        if "code" in tabs and self._session.runs.stops:
+            wanted.add("variables")  # beside the lines at which ranks are paused
         if "history" in wanted:
             runs = self._session.runs.past.runs
             # The age of a run that goes on is not news.

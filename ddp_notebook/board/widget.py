@@ -35,11 +35,15 @@ _SQUEEZED = re.compile(
     r"""("(?:[^"\\\n]|\\.)*"|`(?:[^`\\$]|\\.|\$(?!\{)|\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\})*`"""
     r"|(?:(?<=[(=,:!&|?])|(?<=[(=,:!&|?] )|(?<=return ))"
     r"/(?:[^/\\\n\[]|\\.|\[(?:[^]\\\n]|\\.)*\])+/)"
-    r"|(?<![\w.])(let|const)(?= [\w{[])|(?:,|;(?=\s*\}))?\s*([)\]}])\s*|\s*([=!<>?:,;{([*|&]+)\s*"
-    r"|(?<=\w|\)|\]) ([-+/%]) (?=[\w(])"
+    r"|(?<![\w.])\((\w+)\) (?==>)|(?<![\w.])0(\.\d)"
+    r"|(?<![\w.])(const(?= [\w{[])|true\b|false\b)|(?:,|;(?=\s*\}))?\s*([)\]}])\s*"
+    r"|\s*([=!<>?:*|&]+|[,;{([])\s*"
+    r"|(?<=[\w)\]]) ?([-+%]=?) ?(?=[\w(])|(?<=[\w)\]]) ?(/) (?=[\w(])"
 )
-"""Texts and patterns, which stay, or else what can be shorter in a script: `const`, a comma before
-a bracket, and spaces that mean nothing. Not those of two signs, which would be one."""
+"""Texts and patterns, which stay, or else what can be shorter in a script: brackets around one
+name, a zero before a point, long words, a comma before a bracket, and spaces that mean nothing. Not
+those of two signs, which would be one."""
+_SHORT = {"const": "let", "true": "!0", "false": "!1"}
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -57,8 +61,8 @@ def _joined(kind: str) -> str:
 
 def _squeeze(script: str) -> str:
     def shorter(found: re.Match[str]) -> str:
-        text, declares, *signs = found.groups()
-        return text or (declares and "let") or next(filter(None, signs))
+        kept = found[found.lastindex or 0]
+        return _SHORT.get(kept, kept)
 
     return _SQUEEZED.sub(shorter, script)
 

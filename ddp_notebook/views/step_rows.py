@@ -58,7 +58,7 @@ def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
         stuck = snapshot.with_status(Status.FAILED, Status.SETTING_UP)
         next_call = "%ddp_why" if stuck else ""
     rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
-    stage = _stage_in_view(snapshot)
+    stage = stage_in_view(snapshot)
     about, link = (f"{stage.value}: {stage.about}", stage.link) if stage else ("", "")
     return StepTable(title, rows, about, link, next_call)
 
@@ -106,7 +106,7 @@ def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
     )
 
 
-def _stage_in_view(snapshot: Snapshot) -> Stage | None:
+def stage_in_view(snapshot: Snapshot) -> Stage | None:
     """The stage to explain: the one in which ranks are, or the next one."""
     inside = [s.entering for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering]
     if inside:

@@ -57,15 +57,41 @@ test("a line of a cell is a place on the page, one of a file is not", () => {
   assert.equal(board.siteOf("train.py, line 41, in step"), null);
 });
 
-test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"];
-  assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
-  for (const role of roles) {
-    const { mark, word, tone } = board.lookOf({ role, status: "running" });
+test("every role has a mark and a word beside its colour, one of seven", () => {
+  const words = new Set();
+  for (const role of ["culprit", "late", "dead", "failed", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"]) {
+    const { mark, word, tone } = board.lookOf({ role, status: "running", word: role });
     assert.ok(mark && word && tone);
+    words.add(word);
   }
-  assert.equal(board.lookOf({ role: "culprit", status: "dead" }).word, "dead");
+  assert.deepEqual([...words].sort(), Object.keys(board.STATES).sort());
+  assert.equal(words.size, 7);
   assert.equal(board.lookOf({ role: "running", status: "setting up" }).word, "setting up");
+  assert.equal(board.lookOf({ role: "waiting", status: "running", word: "running" }).word, "running", "a healthy run does not flicker");
+  assert.deepEqual(board.lookOf({ role: "silent", status: "running", word: "running" }), { mark: "?", word: "running", tone: "idle" });
+});
+
+test("the state of the session follows its ranks, and says by which tab it is seen", () => {
+  const rows = (...all) => ({ rows: all.map(([role, status, stages_passed = 6]) => ({ role, status, stages_passed })) });
+  const [wrong, late] = [[{ passing: false }], [{ passing: true }]];
+  const ready = ["ready", "ready"], running = ["running", "running"];
+  for (const [state, tab, given, findings = []] of [
+    ["ready", "variables", rows(ready, ready)],
+    ["running", "output", rows(ready, running)],
+    ["running", "output", rows(["late", "running"], ["waiting", "running"]), late],
+    ["running", "output", rows(["silent", "running"])],
+    ["paused", "code", rows(["paused", "running"], running)],
+    ["set-up", "problem", rows(["paused", "paused", 1], ready)],
+    ["set-up", "problem", { rows: [], loading: {} }],
+    ["set-up", "problem", rows(["running", "setting up", 2])],
+    ["hang", "problem", rows(["culprit", "ready"], ["waiting", "running"]), wrong],
+    ["error", "problem", rows(["culprit", "dead"], ready), wrong],
+    ["error", "problem", rows(["raised", "ready"], ready)],
+    ["ended", "problem", rows(["ended", "ready"])],
+  ]) {
+    assert.equal(board.stateOf(given, findings, 6), state);
+    assert.equal(board.SESSION[state][1], tab);
+  }
 });
 
 test("a slice that comes twice is one, and its end is taken over", () => {

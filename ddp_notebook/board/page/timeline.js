@@ -17,10 +17,15 @@ function hatch(colour, light = false) {
   return tile;
 }
 
-const ROW_HEIGHT = 40; // of a rank's row with its timeline in it; board.css has it, too
+const ROW_HEIGHT = 24; // of a rank's row with its timeline in it; board.css has it, too
 const LEAST_BAD = 5; // pixels: what failed at once is to be seen
-const KEYS = "Drag: sums of a part; Enter: of all that is shown. Ctrl+wheel, W, S: zoom. Shift+wheel, A, D: move. Arrows: the next. Home: the whole run. End: now. Steps are backward passes, from 0.";
+const HELP = "Drag: sums of a part; Enter: of all shown. Ctrl+wheel, W, S: zoom. Shift+wheel, A, D: move. Arrows: the next. Home: the run. End: now. Steps are backward passes, from 0.";
 const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
+
+const path = (brush, points, x0 = 0, y0 = 0) => {
+  brush.beginPath();
+  for (const [x, y] of points) brush.lineTo(x + x0, y + y0);
+};
 
 class Timeline {
   /** `rows` is the element of the ranks' rows: where each rank has one, its timeline is in it. */
@@ -33,7 +38,7 @@ class Timeline {
       tabindex: "0",
       role: "img",
       "data-lm-suppress-shortcuts": "true", // Notebook 7 would go to the next cell
-      "aria-label": `Timeline of collectives. ${KEYS}`,
+      "aria-label": `Timeline of collectives. ${HELP}`,
       onpointermove: (e) => this.move(e),
       onpointerleave: () => this.selected || this.point(null),
       onpointerdown: (e) => this.grab(e),
@@ -45,10 +50,10 @@ class Timeline {
     this.tip = make("div", { class: "ddpb-tip", role: "status", hidden: true });
     this.frameAt = make("div", { class: "ddpb-at", hidden: true });
     this.life = make("div", { class: "ddpb-life" });
-    this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
+    this.pause = this.button("Pause", () => (this.window.follow ? this.pan(0) : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time", "data-lm-suppress-shortcuts": "true", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["part", "parted from the others"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
+    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["part", "parted"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
     this.el = make(
       "div",
       { class: "ddpb-timeline", role: "group", "aria-label": "Collectives" },
@@ -60,12 +65,11 @@ class Timeline {
         this.button("−", () => this.zoom(1.6), "Zoom out"),
         this.button("+", () => this.zoom(1 / 1.6), "Zoom in"),
         this.button("Run", () => this.fit(), "Show the whole run"),
-        this.button("?", () => this.help(), "Keys and marks"),
         this.slider,
         this.info,
       ),
       make("div", { class: "ddpb-lanes" }, rows, make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip), this.life),
-      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text)), make("p", {}, KEYS)),
+      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text)), make("p", {}, HELP)),
     );
   }
 
@@ -95,11 +99,6 @@ class Timeline {
 
   fit() {
     this.window.fit(this.page.store, this.page.now());
-    this.touch();
-  }
-
-  hold() {
-    this.window.follow = false;
     this.touch();
   }
 
@@ -264,7 +263,7 @@ class Timeline {
 
   /** Where a rank is drawn: its top and its height. */
   rowOf(rank) {
-    const apart = this.rowHeight === ROW_HEIGHT ? 6 : this.rowHeight > 5 ? 1 : 0;
+    const apart = this.rowHeight === ROW_HEIGHT ? 3 : this.rowHeight > 5 ? 1 : 0;
     return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
   }
 
@@ -313,9 +312,9 @@ class Timeline {
   theme(brush) {
     const style = getComputedStyle(this.el);
     const names = ["ink", "line", "bad", "warn", "busy", "ok", "paused", "idle", "a", "b", "c", "d", "paper", "on"];
-    const colours = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
-    const key = Object.values(colours).join() + style.fontFamily;
-    if (this.colours?.key === key) return this.colours;
+    const hues = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
+    const key = Object.values(hues).join() + style.fontFamily;
+    if (this.hues?.key === key) return this.hues;
     const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const word = (colour) => {
       pixel.fillStyle = colour;
@@ -323,9 +322,9 @@ class Timeline {
       return new Uint32Array(pixel.getImageData(0, 0, 1, 1).data.buffer)[0];
     };
     // Lines too thin for a pattern have its mean colour.
-    const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
-    for (const name of ["paused", "bad", "idle", "a", "b", "c", "d"]) words[name] = word(colours[name]);
-    return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), held: brush.createPattern(hatch(colours.paused, true), "repeat"), font: style.fontFamily });
+    const words = { wait: word(`color-mix(in srgb, ${hues.warn} 55%, ${hues.paper})`) };
+    for (const name of ["paused", "bad", "line", "idle", "a", "b", "c", "d"]) words[name] = word(hues[name]);
+    return (this.hues = { ...hues, key, words, wait: brush.createPattern(hatch(hues.warn), "repeat"), held: brush.createPattern(hatch(hues.paused, true), "repeat"), font: style.fontFamily });
   }
 
   drawCanvas(run) {
@@ -345,7 +344,7 @@ class Timeline {
     const brush = this.canvas.getContext("2d");
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     brush.clearRect(0, 0, this.width, bottom + 18);
-    const colours = this.theme(brush);
+    const hues = this.theme(brush);
     const rows = this.boardRows();
     // Of one height on all ranks and at all times of a run: else it would seem to mean something.
     const roomForTwo = this.rowOf(0)[1] >= 10;
@@ -353,37 +352,37 @@ class Timeline {
     if (roomForTwo && !this.doubled.has(run))
       for (let rank = 0; rank < size; rank++) if (overlap(this.seen(rank), this.now)) this.doubled.add(run);
     this.floors = roomForTwo && this.doubled.has(run) ? 2 : 1;
-    brush.font = `11px ${colours.font}`;
+    brush.font = `11px ${hues.font}`;
     brush.save();
     brush.beginPath();
     brush.rect(this.gutter, 0, this.width - this.gutter, bottom);
     brush.clip();
-    if (this.rowHeight > 2) this.drawRows(brush, colours, size);
-    else this.drawLines(brush, colours, size, rows);
-    this.drawMarks(brush, colours);
-    if (this.rowHeight > 2) this.drawParted(brush, colours);
-    this.drawPlayhead(brush, colours, bottom);
+    if (this.rowHeight > 2) this.drawRows(brush, hues, size);
+    else this.drawLines(brush, hues, size, rows);
+    this.drawMarks(brush, hues);
+    if (this.rowHeight > 2) this.drawParted(brush, hues);
+    this.drawPlayhead(brush, hues, bottom);
     brush.restore();
-    if (this.page.store.rows.size) this.drawAxis(brush, colours, bottom, run);
-    if (!inline) this.drawLabels(brush, colours, size, rows);
-    else this.drawRules(brush, colours, size);
+    if (this.page.store.rows.size) this.drawAxis(brush, hues, bottom, run);
+    if (!inline) this.drawLabels(brush, hues, size, rows);
+    else this.drawRules(brush, hues, size);
   }
 
-  drawRows(brush, colours, size) {
-    brush.strokeStyle = colours.paused;
+  drawRows(brush, hues, size) {
+    brush.strokeStyle = hues.paused;
     brush.setLineDash([3, 2]);
     const fill = (name, x0, x1, top, tall) => {
       if (name === "paused") {
-        brush.fillStyle = colours.held;
+        brush.fillStyle = hues.held;
         brush.fillRect(x0, top, x1 - x0, tall);
         return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
       }
       if (name === "wait") {
         // On paper: a hatch over a colour is mud.
-        brush.fillStyle = colours.paper;
+        brush.fillStyle = hues.paper;
         brush.fillRect(x0, top, x1 - x0, tall);
       }
-      brush.fillStyle = colours[name];
+      brush.fillStyle = hues[name];
       brush.fillRect(x0, top, x1 - x0, tall);
     };
     for (let rank = 0; rank < size; rank++) {
@@ -394,23 +393,23 @@ class Timeline {
         if (before) before.x1 = Math.min(before.x1, x0); // its words end where the next begins
         placed.push({ slice, from, x1, top, tall });
       });
-      for (const { slice, from, x1, top, tall } of placed) this.drawWords(brush, colours, slice, from, x1, top, tall);
+      for (const { slice, from, x1, top, tall } of placed) this.drawWords(brush, hues, slice, from, x1, top, tall);
     }
     brush.setLineDash([]);
   }
 
   /** Lines between the rows of ranks. */
-  drawRules(brush, colours, size) {
-    brush.fillStyle = colours.line;
+  drawRules(brush, hues, size) {
+    brush.fillStyle = hues.line;
     for (let rank = 1; rank <= size; rank++) brush.fillRect(0, rank * this.rowHeight - 1, this.width, 1);
   }
 
   /** The time that is looked at, where it is not now. */
-  drawPlayhead(brush, colours, bottom) {
+  drawPlayhead(brush, hues, bottom) {
     const { past } = this.page;
     if (!past) return;
     const x = Math.round(this.x(past.now));
-    brush.fillStyle = colours.ink;
+    brush.fillStyle = hues.ink;
     brush.fillRect(x - 1, 0, 2, bottom);
     brush.fillRect(x - 4, 0, 8, 4);
   }
@@ -419,7 +418,7 @@ class Timeline {
    * Ranks of about a pixel, written as pixels: much less work than rectangles for a thousand ranks.
    * Of ranks that share a line the one in the smallest row of the board is drawn: the exception.
    */
-  drawLines(brush, colours, size, rows) {
+  drawLines(brush, hues, size, rows) {
     const { ratio } = this;
     const left = Math.round(this.gutter * ratio);
     const [wide, high] = [this.canvas.width - left, Math.ceil(size * this.rowHeight * ratio)];
@@ -429,7 +428,7 @@ class Timeline {
     const inside = (x) => Math.max(0, Math.min(Math.round(x * ratio) - left, wide));
     const fill = (name, x0, x1) => {
       const [from, to] = [inside(x0), inside(Math.max(x1, x0 + 1 / ratio))];
-      for (let y = line; y < end; y++) pixels.fill(colours.words[name], y * wide + from, y * wide + to);
+      for (let y = line; y < end; y++) pixels.fill(hues.words[name], y * wide + from, y * wide + to);
     };
     const countOf = (rank) => rows.get(rank)?.count ?? Infinity;
     for (let rank = 0, next = 0; rank < size; rank = next) {
@@ -444,7 +443,7 @@ class Timeline {
   }
 
   /** Below what is there: steps where there are some, else times, and how long the pauses are that it leaves out. */
-  drawAxis(brush, colours, bottom, run) {
+  drawAxis(brush, hues, bottom, run) {
     brush.textBaseline = "alphabetic";
     brush.textAlign = "center";
     const { store } = this.page;
@@ -452,14 +451,14 @@ class Timeline {
     const taken = [];
     const tick = (x, text, colour, line) => {
       const half = brush.measureText(text).width / 2;
-      brush.fillStyle = colours.line;
+      brush.fillStyle = hues.line;
       if (line && x > this.gutter) brush.fillRect(x, 0, 1, bottom + 3);
       if (x - half < this.gutter || x + half > this.width || taken.some(([at, wide]) => Math.abs(at - x) < half + wide + 8)) return;
       taken.push([x, half]);
       brush.fillStyle = colour;
       brush.fillText(text, x, bottom + 14);
     };
-    this.drawCuts(brush, colours, bottom, tick);
+    this.drawCuts(brush, hues, bottom, tick);
     brush.globalCompositeOperation = "destination-over";
     const origin = store.axis(store.begun.get(run) ?? 0);
     const steps = store.steps(Math.min(...store.rows.keys()), from, to);
@@ -469,12 +468,12 @@ class Timeline {
     const marks = steps.length > 2
       ? steps.filter(([step]) => step % every === 0).map(([step, at]) => [at, `step ${step}`])
       : times.filter((at) => at >= 0).map((at) => [at + origin, formatTick(at, times[1] - times[0] || at)]);
-    for (const [at, text] of marks) tick(Math.round(this.place(at)) + 0.5, text, colours.ink, true);
+    for (const [at, text] of marks) tick(Math.round(this.place(at)) + 0.5, text, hues.ink, true);
     brush.globalCompositeOperation = "source-over";
   }
 
   /** A zigzag for each pause that the axis leaves out, with its length; pauses at one place are one. */
-  drawCuts(brush, colours, bottom, tick) {
+  drawCuts(brush, hues, bottom, tick) {
     const places = [];
     for (const { from, to } of this.page.store.cuts) {
       const x = Math.round(this.x(from));
@@ -485,27 +484,23 @@ class Timeline {
     for (const [x, length] of places) {
       brush.beginPath();
       for (let y = 0; y <= bottom; y += 4) brush.lineTo(x + (y % 8 ? 3 : -3), y);
-      for ([brush.lineWidth, brush.strokeStyle] of [[5, colours.paper], [1, colours.paused]]) brush.stroke();
-      tick(x, `‖ ${formatSpan(length)}`, colours.paused);
+      for ([brush.lineWidth, brush.strokeStyle] of [[5, hues.paper], [1, hues.paused]]) brush.stroke();
+      tick(x, `‖ ${formatSpan(length)}`, hues.paused);
     }
   }
 
   /** Where ranks parted from the others, and a link between the collectives that should have met. */
-  drawParted(brush, colours) {
+  drawParted(brush, hues) {
     const { at = [], link = [] } = this.page.board.parted ?? {};
-    const path = (points, x0, y0) => {
-      brush.beginPath();
-      for (const [x, y] of points) brush.lineTo(x + x0, y + y0);
-    };
     const point = ([rank, when]) => [this.x(when), (rank + 0.5) * this.rowHeight];
     if (this.earlier) return;
-    path(link.map(point), 0, 0);
+    path(brush, link.map(point));
     brush.setLineDash([4, 3]);
-    brush.strokeStyle = brush.fillStyle = colours.bad;
+    brush.strokeStyle = brush.fillStyle = hues.bad;
     brush.stroke();
     brush.setLineDash([]);
     for (const each of at) {
-      path([[0, -7], [7, 0], [0, 7], [-7, 0]], ...point(each));
+      path(brush, [[0, -7], [7, 0], [0, 7], [-7, 0]], ...point(each));
       brush.fill();
     }
   }
@@ -515,10 +510,10 @@ class Timeline {
     const { all, of } = this.page.store.life ?? {};
     if (!all || this.life.title === all) return;
     this.life.textContent = this.life.title = all;
-    for (const { first, ranks, process } of this.page.board.rows) {
-      const row = this.page.rows.querySelector(`[data-first="${first}"]`)?.closest(".ddpb-row");
+    this.page.board.rows.forEach(({ ranks, process }, i) => {
+      const row = this.page.rows.children[i];
       if (row) row.title = [process, ...parseRanks(ranks).map((rank) => of[rank])].filter(Boolean).join("\n");
-    }
+    });
   }
 
   /** The board's row of each rank. */
@@ -531,7 +526,7 @@ class Timeline {
     return this.byRank.of;
   }
 
-  drawLabels(brush, colours, size, rows) {
+  drawLabels(brush, hues, size, rows) {
     const step = 2 ** Math.ceil(Math.log2(Math.max(1, 11 / this.rowHeight)));
     brush.textAlign = "right";
     brush.textBaseline = "middle";
@@ -541,19 +536,19 @@ class Timeline {
     for (let rank = 1; rank <= size; rank++) {
       const row = rows.get(began);
       if (!apart && rank < size && rows.get(rank) === row) continue;
-      brush.fillStyle = colours[row && this.page.look(row).tone] ?? colours.idle;
+      brush.fillStyle = hues[row && this.page.look(row).tone] ?? hues.idle;
       brush.fillRect(this.gutter - 5, began * this.rowHeight, 3, Math.max((rank - began) * this.rowHeight - apart, 0.6));
       began = rank;
     }
-    brush.fillStyle = colours.ink;
+    brush.fillStyle = hues.ink;
     for (let rank = 0; rank < size; rank += step) brush.fillText(String(rank), this.gutter - 8, middle(rank));
     if (step === 1) return;
     // Where there is no room for all numbers, those of ranks in trouble stand above the others.
     const troubled = [...rows.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(rows.get(rank).role));
     for (const rank of troubled.slice(0, 12)) {
-      brush.fillStyle = colours[this.page.look(rows.get(rank)).tone];
+      brush.fillStyle = hues[this.page.look(rows.get(rank)).tone];
       brush.fillRect(0, middle(rank) - 7, this.gutter - 5, 14);
-      brush.fillStyle = colours.paper;
+      brush.fillStyle = hues.paper;
       brush.fillText(String(rank), this.gutter - 8, middle(rank));
     }
   }
@@ -582,23 +577,19 @@ class Timeline {
   }
 
   /** Arrow heads at the last to arrive: on top, so that one rank of a thousand is seen. */
-  drawMarks(brush, colours) {
+  drawMarks(brush, hues) {
     for (const { over, first, last, lastRank } of this.page.store.collectives.values()) {
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       if (this.earlier || !over || x < this.gutter || x > this.width || last - first < 0.02 * this.window.span) continue;
-      brush.beginPath();
-      brush.moveTo(x, y);
-      brush.lineTo(x - 8, y - 5);
-      brush.lineTo(x - 8, y + 5);
-      brush.closePath();
-      brush.fillStyle = colours.bad;
+      path(brush, [[0, 0], [-8, -5], [-8, 5], [0, 0]], x, y);
+      brush.fillStyle = hues.bad;
       brush.fill();
-      brush.strokeStyle = colours.paper;
+      brush.strokeStyle = hues.paper;
       brush.stroke();
     }
   }
 
-  drawWords(brush, colours, slice, x0, x1, top, tall) {
+  drawWords(brush, hues, slice, x0, x1, top, tall) {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind || tall < 10 || right - left < 40) return;
@@ -612,11 +603,11 @@ class Timeline {
     if (!fits) return;
     const bare = isOpen(slice) || ["freed", "paused"].includes(phase);
     if (bare) {
-      brush.fillStyle = colours.paper;
+      brush.fillStyle = hues.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
     const bad = ["failed", "refused"].includes(phase);
-    brush.fillStyle = bare || this.earlier ? colours.ink : bad ? colours.paper : colours.on;
+    brush.fillStyle = bare || this.earlier ? hues.ink : bad ? hues.paper : hues.on;
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
 }
