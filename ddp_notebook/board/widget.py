@@ -32,9 +32,10 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 _TEXT = re.compile(r'("(?:[^"\\\n]|\\.)*"|`[^`]*`)')
-_BESIDE = re.compile(r" ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?")
-"""Spaces that mean nothing in a script, outside of texts. Not those beside + and -: two of them
-would be one."""
+_BESIDE = re.compile(r" ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?| ([+*]) (?![+-])")
+"""Spaces that mean nothing in a script, outside of texts."""
+_BREAKS = re.compile(r"(?<=[{(\[,;])\n|;?\n(?=})|\n(?=[)\].])")
+"""Ends of lines that mean nothing in it: it has no loop without a body."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -45,7 +46,7 @@ def _squeezed(line: str) -> str:
     nested = any(text.count("{") != text.count("}") for text in parts[1::2] if text[0] == "`")
     if nested or any(mark in code for code in parts[::2] for mark in "`'/"):
         return line
-    return "".join(part if n % 2 else _BESIDE.sub(r"\1", part) for n, part in enumerate(parts))
+    return "".join(part if n % 2 else _BESIDE.sub(r"\1\2", part) for n, part in enumerate(parts))
 
 
 def _joined(kind: str) -> str:
@@ -67,8 +68,8 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = "\n".join(map(_squeezed, _joined("js").split("\n")))
-    _css = _AROUND.sub(r"\1", _joined("css"))
+    _esm = _BREAKS.sub("", "\n".join(map(_squeezed, _joined("js").split("\n"))))
+    _css = _AROUND.sub(r"\1", _joined("css")).replace(";}", "}")
 
     still = traitlets.Unicode().tag(sync=True)
     notebook = traitlets.Unicode().tag(sync=True)
