@@ -166,13 +166,13 @@ def collective_table(
             state = "paused"
         else:
             state = "busy" if record is None or record.over else "waiting"
-        row: _Row = ("0 issued", state, text, (), 0.0)
+        row: _Row = ("0 collectives", state, text, (), 0.0)
         if record is not None:
             if rank in pending:
                 text = describe_collective(record, collectives.of[rank])
             waits_for = missing.of(record) if state == "waiting" else ()
             limit_s = record.call.limit_s if state == "waiting" else 0.0
-            passed = f"{record.number + (not is_paused(record))} issued"
+            passed = counted(record.number + (not is_paused(record)), "collective")
             row = (passed, state, text, waits_for, limit_s)
         ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:
