@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     StepTable,
     VariableTable,
     by_value,
+    counted,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -113,6 +114,20 @@ def stage_in_view(snapshot: Snapshot) -> Stage | None:
         return max(inside, key=lambda stage: stage.number)
     paused = [_reached(s) for s in snapshot.ranks if s.status is Status.PAUSED]
     return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
+
+
+def stage_values(stage: Stage, snapshot: Snapshot) -> str:
+    """What the ranks bring to a stage, or find there."""
+    size, last = snapshot.world_size, snapshot.world_size - 1
+    host, _, port = snapshot.init_method.partition("://")[2].rpartition(":")
+    address = f" MASTER_ADDR={host} MASTER_PORT={port}" if host else ""
+    return {
+        Stage.ENVIRONMENT: f"RANK=0 … RANK={last}, WORLD_SIZE={size}{address}",
+        Stage.STORE: f"TCPStore({host}, {port})" if host else snapshot.init_method,
+        Stage.RENDEZVOUS: f"keys: join/0 … join/{last}",
+        Stage.PROCESS_GROUP: f"backend={snapshot.backend}, world_size={size}",
+        Stage.VERIFIED: f"each rank brings its number + 1: the sum is {size * (size + 1) // 2}",
+    }.get(stage, "")
 
 
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."

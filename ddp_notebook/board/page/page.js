@@ -46,7 +46,7 @@ class Page {
     this.moved = make("div", { class: `ddpb-moved-${still}` }, "The board is beside the notebook. To have it here: ", make("code", {}, "%ddp_board --here"));
     this.tabs = new Tabs(this);
     this.el.append(
-      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still}, body:not(:has(.jupyterlab-sidecar .ddpb-of-${still})) .ddpb-moved-${still} { display: none }`),
+      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still}, body:not(:has(.jupyterlab-sidecar .ddpb-of-${still})) .ddpb-moved-${still}, .jupyterlab-sidecar .ddpb-moved-${still} { display: none }`),
       part("head"),
       this.toolbar.el,
       this.timeline.el,
