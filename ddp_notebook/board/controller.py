@@ -118,8 +118,8 @@ class LiveBoard:
         """Its own once it has drawn."""
         self._job: Target | None = None
         """The attached job that is shown instead of these ranks."""
-        self._job_shown: tuple[Target, Board, Diagnosis | None] | None = None
-        """It, as it was when it was looked at last."""
+        self._seen: tuple[Board, Diagnosis | None] = Board("", (), (), Snapshot()), None
+        """That job, as it was when it was looked at last."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
@@ -179,16 +179,21 @@ class LiveBoard:
     def show_job(self, job: Target | None) -> None:
         """Show an attached job, or these ranks again; each call, and Why?, takes another look."""
         self._job = job
-        self.nudge()
-        if job is not None:
-            threading.Thread(target=self._look, args=(job,), name="ddp-job", daemon=True).start()
+        if job is None:
+            self.nudge()
+            return
+        self._seen = Board(f"{job.name}: being looked at", (), (), Snapshot()), None
 
-    def _look(self, job: Target) -> None:
-        try:
-            self._job_shown = (job, *job.shown())
-        except DDPError as error:
-            self._job_shown = job, Board(f"{job.name}: {error}", (), (), Snapshot()), None
-        self.nudge()
+        def look() -> None:
+            try:
+                seen: tuple[Board, Diagnosis | None] = job.shown()
+            except DDPError as error:
+                seen = Board(f"{job.name}: {error}", (), (), Snapshot()), None
+            if self._job is job:
+                self._seen = seen
+                self.nudge()
+
+        threading.Thread(target=look, name="ddp-job", daemon=True).start()
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run: no message of a page arrives until it ends."""
@@ -283,12 +288,8 @@ class LiveBoard:
             memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
             memory.timeline.end(source.left_ns, FREED)
-            if (job := self._job) is not None:
-                self._show_job(job)
-            else:
-                self._found, self._shown = facts.diagnosis, board_of(facts)
-                self._show(self._shown, facts, memory)
-            self._send_slices(memory.timeline, facts.snapshot if job is None else Snapshot())
+            self._show(facts, memory)
+            self._send_slices(memory.timeline, facts.snapshot if self._job is None else Snapshot())
             self._answer()
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.
@@ -299,56 +300,39 @@ class LiveBoard:
         """From when on times are counted."""
         return self.memory.epoch_ns if self.memory is not None else self._opened_ns
 
-    def _show(self, board: Board, facts: BoardFacts, memory: Memory) -> None:
-        """Set what the widget shows."""
-        widget, session = self._widget, self._session
-        benchmark = session.benchmarks.current
+    def _show(self, facts: BoardFacts, memory: Memory) -> None:
+        """Set what the widget shows: the session's ranks, or an attached job."""
+        job, session = self._job, self._session
+        board, found = self._seen if job is not None else (board_of(facts), facts.diagnosis)
+        self._found, self._shown = found, board
+        benchmark = session.benchmarks.current if job is None else None
         in_run = self._in_run and bool(facts.pending)
-        actions = model.actions(
-            board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
-        )
         # What did not change is compared by value and not sent, so nothing here may hold an age or
         # a time of day.
-        shown = model.board_json(board, self._epoch_ns)
-        widget.draw(
+        shown = {**model.board_json(board, self._epoch_ns), "began": 0, "frozen": False}
+        if job is not None:
+            shown["what"] = " · ".join(filter(None, (job.name, shown["what"])))
+            shown |= {"aside": job.name, "run": "attached", "checking": False, "run_us": 0}
+            actions: tuple[model.Action, ...] = (model.Action("why", "Look again", "%ddp_why"),)
+        else:
+            began_us = self._source.began_us(self._epoch_ns) if in_run else 0
+            shown |= {"aside": "", "run": self._source.title, "run_us": began_us}
+            shown["checking"] = self._source.checking
+            shown["parted"] = parted(memory.timeline, found)
+            actions = model.actions(
+                board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
+            )
+        locations = pending_locations(facts) if job is None else ()
+        self._widget.draw(
             self._now_us(),
-            board={
-                **shown,
-                "began": 0,
-                "frozen": False,
-                "checking": self._source.checking,
-                "aside": "",
-                "run": self._source.title,
-                "run_us": self._source.began_us(self._epoch_ns) if in_run else 0,
-                "parted": parted(memory.timeline, facts.diagnosis),
-            },
-            findings=model.findings_json(facts.diagnosis),
-            locations=model.locations_json(pending_locations(facts)),
+            board=shown,
+            findings=model.findings_json(found),
+            locations=model.locations_json(locations),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
             actions=[asdict(action) for action in actions],
         )
-        found = widget.drawn
-        memory.past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
-        self._show_buttons()
-
-    def _show_job(self, job: Target) -> None:
-        """Set what the widget shows of an attached job."""
-        _, board, found = self._job_shown or (None, None, None)
-        if self._job_shown is None or self._job_shown[0] is not job:
-            board = Board(f"{job.name}: being looked at", (), (), Snapshot())
-        assert board is not None
-        self._found, self._shown = found, board
-        shown = model.board_json(board, self._epoch_ns)
-        named = f"{job.name} · {shown['what']}" if shown["what"] else board.headline
-        widget = {"began": 0, "frozen": False, "checking": False, "run": "attached", "run_us": 0}
-        self._widget.draw(
-            self._now_us(),
-            board={**shown, **widget, "aside": job.name, "what": named},
-            findings=model.findings_json(found),
-            locations=[],
-            benchmark={},
-            actions=[asdict(model.Action("why", "Look again", "%ddp_why"))],
-        )
+        drawn = self._widget.drawn
+        memory.past.note(Moment(time.monotonic_ns(), drawn["findings"], drawn["locations"]))
         self._show_buttons()
 
     def _send_slices(self, timeline: Timeline, snapshot: Snapshot) -> None:

@@ -27,7 +27,7 @@ from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.board import headline_alone
 from ddp_notebook.views.finding_code import Column, columns
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
-from ddp_notebook.views.step_rows import stage_in_view
+from ddp_notebook.views.step_rows import stage_in_view, stage_values
 
 MOST_ROWS = 128
 MOST_EVIDENCE = 40
@@ -61,11 +61,17 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     loading = board.snapshot.loading
     since_us = _micros(loading.since_ns, epoch_ns) if loading is not None else 0
     size, backend = board.snapshot.world_size, board.snapshot.backend or "no backend"
+    stage = stage_in_view(board.snapshot)
     named = bool(board.rows) and not board.snapshot.ended
     return {
         "headline": _line(headline_alone(board)),
         "what": _line(f"{counted(size, 'rank')} · {backend}") if named else "",
-        "next": _next_stage(board.snapshot),
+        "next": stage
+        and {
+            "stage": stage.value,
+            "about": stage.about,
+            "values": _line(stage_values(stage, board.snapshot)),
+        },
         "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
@@ -75,23 +81,6 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],
         "todo": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note not in standing],
     }
-
-
-def _next_stage(snapshot: Snapshot) -> dict[str, str] | None:
-    """The stage in which ranks are, or the next one: what happens there, with its values."""
-    stage, size = stage_in_view(snapshot), snapshot.world_size
-    if stage is None:
-        return None
-    host, _, port = snapshot.init_method.partition("://")[2].rpartition(":")
-    last, address = size - 1, f"MASTER_ADDR={host} MASTER_PORT={port}" if host else ""
-    values = {
-        Stage.ENVIRONMENT: f"RANK=0 … RANK={last}, WORLD_SIZE={size} {address}",
-        Stage.STORE: f"TCPStore({host}, {port})" if host else snapshot.init_method,
-        Stage.RENDEZVOUS: f"keys: join/0 … join/{last}",
-        Stage.PROCESS_GROUP: f"backend={snapshot.backend}, world_size={size}",
-        Stage.VERIFIED: f"each rank brings its number + 1: the sum is {size * (size + 1) // 2}",
-    }
-    return {"stage": stage.value, "about": stage.about, "values": _line(values.get(stage, ""))}
 
 
 def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:

@@ -109,6 +109,7 @@ class ReplayBoard:
         board = board_of(replay.facts(diagnosis))
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
+        shown["what"] = " · ".join(filter(None, (replay.name, shown["what"])))
         case = saved.case
         reports, sources = (case.ranks, case.sources) if case is not None else ((), {})
         raised = {report.rank: report.error.at for report in reports if report.error.at}

@@ -156,7 +156,11 @@ def source_json(
             ],
         }
         shown.append(made)
-    return {"title": plain(title), "files": shown}
+    listed = [
+        {"number": row.breakpoint.number, "text": plain(row.text), "off": not row.enabled}
+        for row in breakpoints
+    ]
+    return {"title": plain(title), "files": shown, "breakpoints": listed}
 
 
 def _lines_around(stopped: StoppedFile, text: str) -> dict[int, str]:
@@ -363,6 +367,8 @@ class TabFeed:
             if tab == "stack":
                 sources = run.sources if run is not None else {}
                 content = stack_json(self._session.where(), sources)
+                if self._session.runs.stops:
+                    self._session.breakpoints.rows()  # how often each was passed is shown beside
             else:
                 content = variables_json(self._session.variables())
         except DDPError as error:

@@ -76,7 +76,7 @@ class BoardWidget(Shown):
     """
 
     _esm = _squeeze(_joined("js"))
-    _css = _AROUND.sub(r"\1", _joined("css"))
+    _css = _AROUND.sub(r"\1", _joined("css")).replace(";}", "}")
 
     still = traitlets.Unicode().tag(sync=True)
     notebook = traitlets.Unicode().tag(sync=True)

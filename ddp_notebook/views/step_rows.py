@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     StepTable,
     VariableTable,
     by_value,
+    counted,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -115,6 +116,20 @@ def stage_in_view(snapshot: Snapshot) -> Stage | None:
     return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
 
 
+def stage_values(stage: Stage, snapshot: Snapshot) -> str:
+    """What the ranks bring to a stage, or find there."""
+    size, last = snapshot.world_size, snapshot.world_size - 1
+    host, _, port = snapshot.init_method.partition("://")[2].rpartition(":")
+    address = f" MASTER_ADDR={host} MASTER_PORT={port}" if host else ""
+    return {
+        Stage.ENVIRONMENT: f"RANK=0 … RANK={last}, WORLD_SIZE={size}{address}",
+        Stage.STORE: f"TCPStore({host}, {port})" if host else snapshot.init_method,
+        Stage.RENDEZVOUS: f"keys: join/0 … join/{last}",
+        Stage.PROCESS_GROUP: f"backend={snapshot.backend}, world_size={size}",
+        Stage.VERIFIED: f"each rank brings its number + 1: the sum is {size * (size + 1) // 2}",
+    }.get(stage, "")
+
+
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
 _ABOUT = {
     "all_reduce": "Every rank brings a tensor; each gets the sum (or MAX, MIN, ...) of them all.",
@@ -166,13 +181,13 @@ def collective_table(
             state = "paused"
         else:
             state = "busy" if record is None or record.over else "waiting"
-        row: _Row = ("0 issued", state, text, (), 0.0)
+        row: _Row = ("0 collectives", state, text, (), 0.0)
         if record is not None:
             if rank in pending:
                 text = describe_collective(record, collectives.of[rank])
             waits_for = missing.of(record) if state == "waiting" else ()
             limit_s = record.call.limit_s if state == "waiting" else 0.0
-            passed = f"{record.number + (not is_paused(record))} issued"
+            passed = counted(record.number + (not is_paused(record)), "collective")
             row = (passed, state, text, waits_for, limit_s)
         ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:

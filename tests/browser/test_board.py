@@ -270,7 +270,7 @@ def picture_of(saved: Path, folder: Path) -> str:
 
 
 BROKEN = """from ddp_notebook.board.widget import BoardWidget
-begin = "drawRows(board) {"
+begin = "drawRows(board){"
 BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from boards import Board
 from labs import Lab, Notebook, opened
 from playwright.sync_api import Browser, expect
 from support import our_processes, session_folders, spared_processes
@@ -73,6 +74,38 @@ def test_the_board_shows_four_ranks_ready(notebook: Notebook, tmp_path: Path) ->
         expect(rows.nth(rank)).to_contain_text("✓ready")
     expect(notebook.cells.nth(INIT).locator(".ddpb-walk")).to_be_hidden()  # setup is over
     notebook.page.screenshot(path=tmp_path / "ready.png")
+
+
+SAMPLE = """board => {
+  window.layouts = [];
+  setInterval(() => {
+    const { y } = board.getBoundingClientRect();
+    const zones = [".ddpb-head", ".ddpb-toolbar", ".ddpb-lanes", ".ddpb-tabbar", ".ddpb-panel"];
+    const boxes = zones.map((zone) => board.querySelector(zone).getBoundingClientRect());
+    window.layouts.push(boxes.map((box) => [box.y - y, box.height].map(Math.round)).join(" "));
+  }, 200);
+}"""
+"""Has the page note where the zones of a board are, five times a second."""
+
+
+def test_an_idle_board_is_low_and_a_run_moves_nothing_in_it(notebook: Notebook, lab: Lab) -> None:
+    board = Board(notebook.cells.nth(INIT))
+    height = lambda: (board.el.bounding_box() or {})["height"]  # noqa: E731
+    assert height() <= 340
+    fold = board.el.locator(".ddpb-fold")
+    fold.click()
+    assert height() <= 210
+    fold.click()
+    board.el.evaluate(SAMPLE)
+    notebook.start(LOOP)
+    expect(board.el.locator(".ddpb-title b")).to_have_text("running")
+    expect(board.tab("Output")).to_have_attribute("aria-selected", "true")
+    notebook.page.wait_for_function("() => window.layouts.length > 100")
+    (lab.root / "go-on").touch()
+    expect(board.el.locator(".ddpb-title b")).to_have_text("ready")
+    expect(board.tab("Variables")).to_have_attribute("aria-selected", "true")
+    layouts = notebook.page.evaluate("window.layouts")
+    assert len(set(layouts)) == 1, set(layouts)
 
 
 def test_output_appears_while_the_cell_still_runs(

@@ -152,7 +152,13 @@ def test_a_notebook_opened_again_without_its_kernel_has_no_lost_panel_and_shows_
         page = notebook.page
         notebook.run(LOAD)
         notebook.start(INIT)
-        Board(page.locator(".jupyterlab-sidecar")).await_roles("ready", "ready")
+        board = Board(page.locator(".jupyterlab-sidecar"))
+        board.await_roles("ready", "ready")
+        expect(notebook.cells.nth(INIT)).to_contain_text("The board is beside the notebook")
+        board.panel.get_by_role("button", name="Insert a cell that trains").click()
+        expect(board.panel).to_contain_text("It is in a new cell: run it.")
+        expect(notebook.cells).to_have_count(4)
+        expect(notebook.cells.nth(3)).to_contain_text("    optimizer.step()")
         expect(notebook.run(2).locator(".ddpb-row")).to_have_count(2)
         page.keyboard.press("Control+s")
         saved = lab.root / "ranks.ipynb"

@@ -21,6 +21,7 @@ class Asked:
         self.findings = SimpleNamespace(begun=0)
         self.benchmarks = SimpleNamespace(current=None)
         self.runs = SimpleNamespace(current=None, stops={}, past=SimpleNamespace(runs=()))
+        self.breakpoints = SimpleNamespace(rows=lambda: self.asked.append("breakpoints"))
         self.asked: list[str] = []
         self.lost = False
 
@@ -94,7 +95,8 @@ def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_varia
     assert {*told.get(timeout=60), *told.get(timeout=60)} == {"stack", "variables"}
     run.stops = session.runs.stops = {0: 1}
     feed.turn("three")
-    assert sorted(session.asked) == ["stack", "stack", "variables"], "rank 1 moves"
+    asked = sorted(session.asked)
+    assert asked == ["breakpoints", "stack", "stack", "variables"], "rank 1 moves"
 
 
 def test_while_a_benchmark_runs_no_change_asks_the_ranks(

@@ -38,14 +38,15 @@ class Page {
     part("rows", { role: "list", "aria-label": "Ranks" });
     this.timeline = new Timeline(this, this.rows);
     this.legend = this.timeline.el.querySelector(".ddpb-legend");
-    this.timeline.canvas.parentElement.append(part("walk", { hidden: true }));
+    this.timeline.canvas.parentElement.parentElement.append(part("walk", { hidden: true, role: "img" }));
     this.toolbar = new Toolbar(this);
     this.clock = make("span", { class: "ddpb-clock" });
     this.notice = [part("gone", { role: "status" }), part("loading"), part("benchmark")];
     this.problem = [part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm"), part("answers")];
+    this.moved = make("div", { class: `ddpb-moved-${still}` }, "The board is beside the notebook. To have it here: ", make("code", {}, "%ddp_board --here"));
     this.tabs = new Tabs(this);
     this.el.append(
-      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still} { display: none }`),
+      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still}, body:not(:has(.jupyterlab-sidecar .ddpb-of-${still})) .ddpb-moved-${still}, .jupyterlab-sidecar .ddpb-moved-${still} { display: none }`),
       part("head"),
       this.toolbar.el,
       this.timeline.el,
@@ -190,7 +191,9 @@ class Page {
     });
     this.walk.hidden = this.state === "ended" || !board.rows.some((row) => row.stages_passed < stages.length);
     this.walk.style.setProperty("--ddpb-stages", stages.length);
-    if (!this.walk.hidden) show(this.walk, [board.rows, this.inline], () => stageWalk(board.rows, stages, this.inline));
+    if (this.walk.hidden) return;
+    show(this.walk, [board.rows, this.inline], () => stageWalk(board.rows, stages, this.inline));
+    this.walk.setAttribute("aria-label", `Stages passed, of ${stages.length}: ${board.rows.map((row) => `${nameRanks(row.ranks)}: ${row.stages_passed}`).join("; ")}`);
   }
 
   row(row) {

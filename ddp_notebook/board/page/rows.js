@@ -5,7 +5,7 @@ function rankRow(row, { look, chosen, age, pick }) {
   const { mark, word, tone } = look;
   const waits = row.waits_for && `waits for ${row.waits_for.replaceAll(",", ", ")}`;
   const [state, ...more] = word === "waiting" && waits ? [waits] : [word, waits];
-  const doing = [...more, row.text].filter(Boolean).join(" · ") || row.process;
+  const doing = [...more, row.text || (row.word === "finished" && row.role !== "ready" && row.word)].filter(Boolean).join(" · ") || row.process;
   return make(
     "div",
     { class: `ddpb-row ddpb-${tone}`, role: "listitem", title: row.process },

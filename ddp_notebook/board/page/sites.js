@@ -68,8 +68,16 @@ const STOP = "%%ddp\nx = torch.randn(4) + rank\nbreakpoint()\ntotal = x.sum()\nd
 /** What to begin with: cells that are put into the notebook, for the user to run. */
 function starters(el) {
   const told = make("span", { role: "status" });
-  const button = ([label, code]) => small({ class: "ddpb-small ddpb-start", title: code, onclick: async () => (told.textContent = (await insertCell(el, code)) ? "It is in a new cell. Run it." : ((await copy(code)), "Copied. Paste it into a new cell.")) }, label);
-  return make("p", { class: "ddpb-about" }, "Nothing has run yet. Insert a cell that does:", [["trains", TRAIN], ["hangs", HANG], ["stops at a line", STOP]].map(button), told);
+  const insert = (code) => offer(el, code, told);
+  const card = ([label, code]) => make("figure", { class: "ddpb-source" }, make("figcaption", {}, make("b", {}, label), " ", small({ onclick: () => insert(code), "aria-label": `Insert a cell that ${label}` }, "Insert")), make("pre", {}, code));
+  return [make("p", {}, "Nothing has run yet. A cell that … ", told), make("div", { class: "ddpb-sources" }, [["trains", TRAIN], ["hangs", HANG], ["stops at a line", STOP]].map(card))];
+}
+
+/** Code for the user to run: a page runs none on the ranks by itself. `told` says where it is. */
+async function offer(el, code, told) {
+  const isIn = await insertCell(el, code);
+  if (!isIn) await copy(code);
+  told.textContent = isIn ? "It is in a new cell: run it." : "Copied: paste it into a new cell.";
 }
 
 /** Put code into a new cell below that of `el`, or below the last one; false where the page has no way to. */

@@ -15,26 +15,32 @@ export function nearFirst(rows, files) {
 
 /** `state` gives what is known by its name, `act` runs a magic. */
 class Source {
-  constructor(act) {
+  constructor(page, act) {
     this.act = act;
-    this.title = make("div", { class: "ddpb-about", role: "status" });
+    const ranks = () => (page.chosen.size ? ` --ranks ${formatRanks(page.chosen)}` : "");
+    const told = make("span", { role: "status" });
+    this.words = make("span", { role: "status" });
+    const ask = make("input", { type: "search", placeholder: "an expression, Enter", "aria-label": "Evaluate on the chosen ranks, by a new cell", onkeydown: (e) => e.key === "Enter" && e.target.value && offer(page.el, `%ddp_print${ranks()} ${e.target.value}`, told) });
+    this.set = (name, value) => offer(page.el, `%ddp_set${ranks()} ${name} = ${value}`, told);
+    this.title = make("div", { class: "ddpb-about" }, this.words, ask, told);
     this.code = make("div", { class: "ddpb-code", onkeydown: (e) => this.key(e) });
     this.aside = make("div");
     this.el = make("div", { class: "ddpb-stops" }, this.title, this.code, this.aside);
   }
 
-  draw(state, { title = "", files = [] }) {
+  draw(state, { title = "", files = [], breakpoints = [] }) {
     this.code.classList.toggle("ddpb-old", isMoving(state));
     // What is shown stays until all have arrived.
     if (isMoving(state)) return;
-    show(this.title, title, () => title);
+    show(this.words, title, () => title);
     const focused = this.code.contains(document.activeElement) && document.activeElement.dataset.at;
     if (show(this.code, files, () => files.map((file) => codeOf(file, this.act)))) this.reveal();
     if (focused) this.code.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     const [stack, table] = [state("stack"), state("variables")];
-    show(this.aside, [stack?.classes, table?.sections, files], () => [
+    show(this.aside, [stack?.classes, table?.sections, files, breakpoints], () => [
       (stack?.classes ?? []).map(pathOf),
-      (table?.sections ?? []).map((section) => variablesOf({ ...section, rows: nearFirst(section.rows, files) })),
+      (table?.sections ?? []).map((section) => variablesOf({ ...section, rows: nearFirst(section.rows, files) }, this.set)),
+      breakpoints.length > 0 && make("ul", { class: "ddpb-breakpoints", "aria-label": "Breakpoints" }, breakpoints.map(({ number, text, off }) => make("li", {}, text, off && " (off)", " ", small({ "aria-label": `Clear breakpoint ${number}`, onclick: () => this.act(`%ddp_break --clear ${number}`) }, "×")))),
     ]);
   }
 
@@ -78,7 +84,7 @@ function codeRow(file, number, text, act) {
   return make("div", { class: at ? "ddpb-here" : null },
     magic && make("button", { class: `ddpb-gutter${known?.off ? " ddpb-off" : ""}`, type: "button", "data-at": `${file.name}:${number}`, "aria-pressed": String(Boolean(known)), "aria-label": `Breakpoint at line ${number}`, title: known ? `${known.text}. ${magic}` : magic, tabindex: at || known ? "0" : "-1", onclick: () => act(magic) }),
     make("i", {}, String(number)),
-    make("code", {}, text || " "),
+    make("code", {}, text || (number === 1 && !file.path ? "%%ddp" : " ")),
     at && make("b", { title: at.text }, `◂ ${nameRanks(at.ranks)}`));
 }
 

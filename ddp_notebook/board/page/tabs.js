@@ -169,7 +169,7 @@ class Tabs {
 
   drawCode(body) {
     if (!body.firstChild) {
-      this.source = new Source((magic) => this.send({ kind: "do", magic }));
+      this.source = new Source(this.page, (magic) => this.send({ kind: "do", magic }));
       this.stack = make("div");
       body.append(this.source.el, this.stack);
     }
@@ -210,7 +210,7 @@ class Tabs {
       const wanted = (row) => row.name.toLowerCase().includes(this.seek.value.toLowerCase()) && (row.differs || !this.onlyOdd.checked);
       const sections = table.sections.map((section) => ({ ...section, rows: section.rows.filter(wanted) })).filter(({ rows, left_out: more }) => rows.length || more);
       return [
-        ...sections.map(variablesOf),
+        ...sections.map((section) => variablesOf(section)),
         !sections.length && (table.sections.some(({ rows }) => rows.length) ? hint("None of them.") : this.page.get("board").run ? hint("No variables are defined on the ranks yet.") : starters(this.page.el)),
         ...table.notes.map((note) => hint(note)),
       ];
@@ -327,8 +327,8 @@ export function shared(cells) {
   return [`${kind}${mean ? ", mean" : ""}`, cells.map(({ absent }) => (absent ? "" : (([, , , number, rest]) => number ?? rest)(parts.shift())))];
 }
 
-/** Variables by name, with a column for each rank; of many ranks, a line for each value. */
-function variablesOf({ title, ranks: text, rows, left_out }) {
+/** Variables by name, with a column for each rank; of many ranks, a line for each value. `set` changes one. */
+function variablesOf({ title, ranks: text, rows, left_out }, set = null) {
   const ranks = parseRanks(text);
   const wide = ranks.length > MOST_COLUMNS;
   const head = (row, kind, count = 1) => make("th", { scope: "row", rowspan: count, title: row.summary }, row.name, row.differs && make("b", { class: "ddpb-differs", title: row.summary }, " ≠"), kind && make("small", {}, ` ${kind}`));
@@ -340,7 +340,7 @@ function variablesOf({ title, ranks: text, rows, left_out }) {
     const cell = (value, attributes) => {
       const at = row.cells.indexOf(value);
       const share = most > least ? `--ddpb-share: ${Math.round((100 * (numbers[at] - least)) / (most - least))}%` : null;
-      return make("td", { class: [value.odd && "ddpb-odd", share && "ddpb-number"].filter(Boolean).join(" "), style: share, title: value.text, ...attributes }, value.absent ? "—" : words[at], value.note && make("small", {}, value.note));
+      return make("td", { class: [value.odd && "ddpb-odd", share && "ddpb-number"].filter(Boolean).join(" "), style: share, title: value.text + (set ? ". Double click: change it" : ""), ondblclick: () => set?.(row.name, kind ? row.name : value.text), ...attributes }, value.absent ? "—" : words[at], value.note && make("small", {}, value.note));
     };
     return wide
       ? row.cells.map((value, i) => make("tr", {}, i === 0 && head(row, kind, row.cells.length), make("td", {}, nameRanks(value.ranks)), cell(value)))
