@@ -38,11 +38,14 @@ _SQUEEZED = re.compile(
     r"|(?<![\w.])\((\w+)\) (?==>)|(?<![\w.])0(\.\d)"
     r"|(?<![\w.])(const(?= [\w{[])|true\b|false\b)|(?:,|;(?=\s*\}))?\s*([)\]}])\s*"
     r"|\s*([=!<>?:*|&]+|[,;{([])\s*"
+    r"|(?<![\w.])(?!JSON\b)([A-Z][A-Z_]{3,})\b"
     r"|(?<=[\w)\]]) ?([-+%]=?) ?(?=[\w(])|(?<=[\w)\]]) ?(/) (?=[\w(])"
 )
 """Texts and patterns, which stay, or else what can be shorter in a script: brackets around one
-name, a zero before a point, long words, a comma before a bracket, and spaces that mean nothing. Not
-those of two signs, which would be one."""
+name, a zero before a point, long words, names of constants, a comma before a bracket, and spaces
+that mean nothing. Not those of two signs, which would be one."""
+_CONSTANTS = re.compile(r"(?<![\w.])(?!JSON\b)[A-Z][A-Z_]{3,}\b")
+_PUT_IN = re.compile(r"\$\{[^}`]*")
 _SHORT = {"const": "let", "true": "!0", "false": "!1"}
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
@@ -62,8 +65,14 @@ def _joined(kind: str) -> str:
 def _squeeze(script: str) -> str:
     def shorter(found: re.Match[str]) -> str:
         kept = found[found.lastindex or 0]
-        return _SHORT.get(kept, kept)
+        if kept[0] == "`":  # in a text that is put together is code, too
+            return _PUT_IN.sub(lambda code: _CONSTANTS.sub(named, code[0]), kept)
+        return named(found) if kept.isidentifier() and kept.isupper() else _SHORT.get(kept, kept)
 
+    def named(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"Z{len(names)}")
+
+    names: dict[str, str] = {}
     return _SQUEEZED.sub(shorter, script)
 
 

@@ -14,7 +14,7 @@ from ddp_notebook.board.widget import BoardWidget
 
 PAGE = Path(ddp_notebook.__file__).parent / "board" / "page"
 TESTS = Path(__file__).parents[1] / "js"
-MOST_BYTES = 91_000
+MOST_BYTES = 90 * 1024
 
 
 def joined(kind: str) -> str:

@@ -172,7 +172,7 @@ export class Store {
   /** The steps that a row begins in a part of the axis: which, counted from 0, and where. */
   steps(rank, from, to) {
     const seen = this.seen(rank, this.timeOf(from), this.timeOf(to)).filter((each) => each[STEP]);
-    const begun = seen.filter((each, i) => each[STEP] > 1 ? each[STEP] - seen[i - 1]?.[STEP] > 0 : each[STEP] !== seen[i - 1]?.[STEP]);
+    const begun = seen.filter((each, i) => (i ? each[STEP] !== seen[i - 1][STEP] : each[STEP] === 1));
     return begun.map((each) => [each[STEP] - 1, this.axis(calledAt(each))]);
   }
 
