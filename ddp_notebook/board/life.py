@@ -6,6 +6,7 @@ The value of a loss is not among it: to read one makes a rank wait for its GPU.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,6 @@ from ddp_notebook.model import format_bytes
 if TYPE_CHECKING:
     import psutil
 
-_EVERY_S = 1.0
-_MOST_ROWS = 64
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -58,29 +57,25 @@ class Life:
         """
         now_s = time.monotonic()
         since_s = now_s - self._taken_s
-        if since_s < _EVERY_S or not ranks:
+        if since_s < 1.0 or not ranks:
             return None
         import psutil  # here for load time
 
         self._taken_s, known, self._processes = now_s, self._processes, {}
-        of: dict[int, _Process] = {}
         for pid, rank in ranks.items():
-            try:
+            with contextlib.suppress(psutil.Error):  # it has ended
                 process = known.get(pid) or _Process(psutil.Process(pid))
                 rate = timeline.steps_a_second(rank, time.monotonic_ns())
                 process.sample(rate, gpu_bytes.get(rank, 0))
-            except psutil.Error:  # it has ended
-                continue
-            self._processes[pid] = process
-            if pid in known:
-                of[rank] = process
+                self._processes[pid] = process
+        of = {ranks[pid]: each for pid, each in self._processes.items() if pid in known}
         # Linux counts what is sent by machine, not by process; what goes to itself is counted too.
         counted = psutil.net_io_counters()
         before, self._sent_bytes = self._sent_bytes, counted.bytes_sent if counted else 0
         sent = max(0, self._sent_bytes - before) / since_s
         if not of:
             return None
-        rows = {rank: f"rank {rank}: {_words([of[rank]])}" for rank in sorted(of)[:_MOST_ROWS]}
+        rows = {rank: f"rank {rank}: {_words([of[rank]])}" for rank in sorted(of)[:64]}
         network = f" · machine sends {format_bytes(int(sent))}/s" if counted else ""
         return {"all": _words(list(of.values())) + network, "of": rows}
 

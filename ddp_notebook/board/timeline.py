@@ -275,14 +275,14 @@ class Timeline:
         if not waits:
             return {}
         at, link = [], [(each[RANK], each[ISSUED]) for each in waits]
-        for rank in ranks:
-            row = rows.get(rank, [])
-            passed = [n for n, each in enumerate(row) if self.collective(each) in shared]
-            own = row[passed[-1] + 1 if passed else 0 :]
-            if passed or own:
-                at.append((rank, times_of(row[passed[-1]])[2] if passed else own[0][ISSUED]))
-                link.append((rank, own[0][ISSUED]) if own else at[-1])
-        return {"at": at, "link": sorted(link)}
+        for rank in set(ranks) & set(rows):
+            passed = [each for each in rows[rank] if self.collective(each) in shared]
+            own = rows[rank][rows[rank].index(passed[-1]) + 1 :] if passed else rows[rank]
+            ends = [times_of(passed[-1])[2]] if passed else []
+            begins = [each[ISSUED] for each in own[:1]]
+            at += [(rank, us) for us in (ends or begins)]
+            link += [(rank, us) for us in (begins or ends)]
+        return {"at": sorted(at), "link": sorted(link)}
 
     def steps_a_second(self, rank: int, now_ns: int) -> float:
         """How many training steps a rank made a second, of late; 0 while it makes none."""

@@ -38,13 +38,13 @@ _SQUEEZED = re.compile(
     r"|(?<![\w.])\((\w+)\) (?==>)|(?<![\w.])0(\.\d)"
     r"|(?<![\w.])(const(?= [\w{[])|true\b|false\b)|(?:,|;(?=\s*\}))?\s*([)\]}])\s*"
     r"|\s*([=!<>?:*|&]+|[,;{([])\s*"
-    r"|(?<![\w.])(?!JSON\b)([A-Z][A-Z_]{3,})\b"
+    r"|(?<!\w)(?<![^.]\.)(?!JSON\b)([A-Z][A-Z_]{3,})\b"
     r"|(?<=[\w)\]]) ?([-+%]=?) ?(?=[\w(])|(?<=[\w)\]]) ?(/) (?=[\w(])"
 )
 """Texts and patterns, which stay, or else what can be shorter in a script: brackets around one
 name, a zero before a point, long words, names of constants, a comma before a bracket, and spaces
 that mean nothing. Not those of two signs, which would be one."""
-_CONSTANTS = re.compile(r"(?<![\w.])(?!JSON\b)[A-Z][A-Z_]{3,}\b")
+_CONSTANTS = re.compile(r"(?<!\w)(?<![^.]\.)(?!JSON\b)[A-Z][A-Z_]{3,}\b")
 _PUT_IN = re.compile(r"\$\{[^}`]*")
 _SHORT = {"const": "let", "true": "!0", "false": "!1"}
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
