@@ -348,10 +348,10 @@ class LiveBoard:
         life = self._life.sample(pids, timeline, self._source.gpu_held)
         # A page that watches gets a message this often; without one it reports that the kernel is
         # gone.
-        if message is None and watched and (life or self._sent_s + 2.0 < now_s):
+        if life:
+            message = {**(message or {"kind": "beat"}), "life": life}
+        elif message is None and watched and self._sent_s + 2.0 < now_s:
             message = {"kind": "beat"}
-        if message is not None and life:
-            message = {**message, "life": life}
         if message is not None:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())

@@ -40,8 +40,6 @@ interrupt or because its rank left the cell; PAUSED is a pause at a line that is
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
-LEAST_CUT_US = 200_000
-"""The shortest part of a pause that is cut out of the axis: a person looks for longer."""
 MOST_KINDS = 4_000
 """With more, the page has to forget everything, and gets the newest again."""
 
@@ -73,6 +71,9 @@ class Timeline:
 
     A rank counts its collectives from 0 in each run; their numbers here go on.
     """
+
+    least_cut_us = 200_000
+    """The shortest part of a pause that is cut out of the axis: a person looks for longer."""
 
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
@@ -188,7 +189,7 @@ class Timeline:
         self._changes += 1
         called, issued, done = times_of(slice_)
         held = (issued, done) if is_pause(slice_) else (called, issued)
-        if held[1] - held[0] > LEAST_CUT_US and held not in self._held:
+        if held[1] - held[0] > self.least_cut_us and held not in self._held:
             self._held.append(held)
             self._cuts = None
         if PHASES[slice_[PHASE]] in (Phase.HELD, Phase.ISSUED):
@@ -247,7 +248,7 @@ class Timeline:
             self._cuts = [
                 (begin, end)
                 for begin, end in pairwise(events)
-                if end - begin > LEAST_CUT_US
+                if end - begin > self.least_cut_us
                 and any(held <= begin and end <= until for held, until in self._held)
             ]
         return self._cuts
@@ -264,10 +265,7 @@ class Timeline:
         return self._parted[1]
 
     def _find_parted(self, ranks: Ranks) -> dict[str, list[tuple[int, int]]]:
-        rows = {
-            rank: [each for each in self.last(rank, 300) if self._is_of_run(each)]
-            for rank in self._slices
-        }
+        rows = {rank: self._newest(rank) for rank in self._slices}
         others = {rank: row for rank, row in rows.items() if rank not in ranks and row}
         waits = [row[-1] for row in others.values() if PHASES[row[-1][PHASE]] in _WAITS]
         done = PHASES.index(Phase.DONE)
@@ -287,8 +285,8 @@ class Timeline:
     def steps_a_second(self, rank: int, now_ns: int) -> float:
         """How many training steps a rank made a second, of late; 0 while it makes none."""
         begun: dict[int, int] = {}
-        for each in self.last(rank, 300):
-            if self._is_of_run(each) and each[STEP]:
+        for each in self._newest(rank):
+            if each[STEP]:
                 begun.setdefault(each[STEP], each[ISSUED])
         steps = sorted(begun.items())[-20:]
         if len(steps) < 3:
@@ -299,9 +297,10 @@ class Timeline:
         quiet_us = self._micros(now_ns) - to_us
         return 1e6 / each_us if each_us > 0 and quiet_us < max(4 * each_us, 2e6) else 0.0
 
-    def _is_of_run(self, slice_: Slice) -> bool:
-        """Return True for a collective of the newest run."""
-        return not is_pause(slice_) and self.run_of(slice_) == self.run
+    def _newest(self, rank: int) -> list[Slice]:
+        """The newest collectives of a rank in the newest run."""
+        last = self.last(rank, 300)
+        return [each for each in last if not is_pause(each) and self.run_of(each) == self.run]
 
     def last(self, rank: int, most: int) -> list[Slice]:
         """The newest slices of a rank, the oldest of them first."""
