@@ -592,7 +592,7 @@ class Timeline {
   drawWords(brush, hues, slice, x0, x1, top, tall) {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
-    if (!kind || tall < 9 || right - left < 40) return;
+    if (!kind || tall < 10 || right - left < 40) return;
     const phase = PHASES[slice[PHASE]];
     const text = ({ paused: "‖ ", issued: "… ", done: "", freed: "■ " }[phase] ?? "✗ ") + kind[OPERATION];
     brush.textAlign = "left";
