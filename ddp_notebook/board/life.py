@@ -94,10 +94,10 @@ def _words(processes: Sequence[_Process]) -> str:
     lately = f"{bars(cpu, 100)} " if len(processes) == 1 else ""
     gpu = sum(each.gpu_bytes for each in processes)
     parts = (
-        f"{steps[-1]:.3g} steps/s {bars(steps)}" if any(steps) else "",
+        f"{steps[-1]:.3g} steps/s {bars(steps)}" * any(steps),
         f"CPU {lately}{cpu[-1]:.0f} %",
         format_bytes(sum(each.memory_bytes for each in processes)),
-        f"GPU {format_bytes(gpu)}" if gpu else "",
+        f"GPU {format_bytes(gpu)}" * bool(gpu),
     )
     return " · ".join(filter(None, parts))
 

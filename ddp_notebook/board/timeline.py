@@ -12,7 +12,7 @@ that is opened late asks for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -266,21 +266,26 @@ class Timeline:
 
     def _find_parted(self, ranks: Ranks) -> dict[str, list[tuple[int, int]]]:
         rows = {rank: self._newest(rank) for rank in self._slices}
-        others = {rank: row for rank, row in rows.items() if rank not in ranks and row}
-        waits = [row[-1] for row in others.values() if PHASES[row[-1][PHASE]] in _WAITS]
-        done = PHASES.index(Phase.DONE)
-        shared = {self.collective(e) for row in others.values() for e in row if e[PHASE] == done}
+        others = [row for rank, row in rows.items() if rank not in ranks and row]
+        waits = [row[-1] for row in others if PHASES[row[-1][PHASE]] in _WAITS]
         if not waits:
             return {}
-        at, link = [], [(each[RANK], each[ISSUED]) for each in waits]
-        for rank in set(ranks) & set(rows):
-            passed = [each for each in rows[rank] if self.collective(each) in shared]
-            own = rows[rank][rows[rank].index(passed[-1]) + 1 :] if passed else rows[rank]
-            ends = [times_of(passed[-1])[2]] if passed else []
-            begins = [each[ISSUED] for each in own[:1]]
-            at += [(rank, us) for us in (ends or begins)]
-            link += [(rank, us) for us in (begins or ends)]
-        return {"at": sorted(at), "link": sorted(link)}
+        done = PHASES.index(Phase.DONE)
+        shared = {self.collective(e) for row in others for e in row if e[PHASE] == done}
+        mine = sorted(set(ranks) & set(rows))
+        ends = [(rank, *self._parts_at(rows[rank], shared)) for rank in mine if rows[rank]]
+        link = [*((each[RANK], each[ISSUED]) for each in waits), *((r, met) for r, _, met in ends)]
+        return {"at": [(rank, at) for rank, at, _ in ends], "link": sorted(link)}
+
+    def _parts_at(self, row: Sequence[Slice], shared: Set[tuple[int, str, int]]) -> tuple[int, int]:
+        """When the last of a row that is among `shared` was done, and when the next was issued.
+
+        Where there is only one of the two, it stands for both.
+        """
+        passed = [n for n, each in enumerate(row) if self.collective(each) in shared]
+        own = row[passed[-1] + 1 :] if passed else row
+        at = times_of(row[passed[-1]])[2] if passed else row[0][ISSUED]
+        return at, own[0][ISSUED] if own else at
 
     def steps_a_second(self, rank: int, now_ns: int) -> float:
         """How many training steps a rank made a second, of late; 0 while it makes none."""
