@@ -289,7 +289,7 @@ class LiveBoard:
             memory.timeline.end(died_ns(facts.snapshot))
             memory.timeline.end(source.left_ns, FREED)
             self._show(facts, memory)
-            self._send_slices(memory.timeline, facts.snapshot if self._job is None else Snapshot())
+            self._send_slices(memory.timeline, facts.snapshot)
             self._answer()
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.

@@ -65,8 +65,7 @@ class GpuUse:
                 continue
             users.sort(key=lambda user: (ranks.get(user.pid, len(ranks)), user.pid))
             for user in users:
-                if user.pid in ranks:
-                    of_rank[ranks[user.pid]] += user.usedGpuMemory or 0
+                of_rank[ranks.get(user.pid, -1)] += user.usedGpuMemory or 0
             held = [
                 f"{process_name(user.pid, ranks)} {format_bytes(user.usedGpuMemory)}"
                 if user.usedGpuMemory
