@@ -3,6 +3,7 @@
 buttons.py          The live board's buttons: each runs a verb's own code, on a thread of its own.
 controller.py       The live board in a notebook: a widget, and HTML for pages without scripts.
 kernel_messages.py  Every use of ipykernel's private API: a page's messages while a cell runs.
+life.py             What the ranks' processes use, second by second.
 model.py            What the live board draws, as JSON: compact, and equal for equal content.
 page/               The page's side of the live board: scripts and styles, joined by widget.py.
 replay_board.py     Whether a notebook supports widgets, and a saved run shown in one.

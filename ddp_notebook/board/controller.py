@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
+from ddp_notebook.board.life import Life
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_classes
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
-from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns, parted
+from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -25,6 +27,7 @@ from ddp_notebook.views.step_rows import collectives_at
 
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
+    from ddp_notebook.jobs.target import Target
 
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
@@ -60,7 +63,6 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
-        self.aside = ""
         self.memory: Memory | None = None
         self._session = session
         self._kept = False
@@ -71,6 +73,9 @@ class StillBoard:
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run."""
+
+    def show_job(self, job: Target | None) -> None:
+        """It shows the session's own ranks: `%ddp_board` shows an attached job."""
 
     def cell_ended(self) -> None:
         """The cell has ended. If it was the board's own, the notebook keeps what is known now."""
@@ -111,8 +116,10 @@ class LiveBoard:
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self.memory = memory
         """Its own once it has drawn."""
-        self.aside = ""
-        """The name of the job that is shown instead of these ranks; empty for these."""
+        self._job: Target | None = None
+        """The attached job that is shown instead of these ranks."""
+        self._seen: tuple[Board, Diagnosis | None] = Board("", (), (), Snapshot()), None
+        """That job, as it was when it was looked at last."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
@@ -130,6 +137,7 @@ class LiveBoard:
         """A cell of the notebook runs: every page gets signs of life, watched or not."""
         self._watched_until_s = 0.0
         self._sent_s = 0.0
+        self._life = Life()
         self._kept = False
         self._found: Diagnosis | None = None
         self._shown: Board | None = None
@@ -167,6 +175,25 @@ class LiveBoard:
         """Something may have changed (any thread; quick)."""
         self._wake.set()
         self._picture.nudge()
+
+    def show_job(self, job: Target | None) -> None:
+        """Show an attached job, or these ranks again; each call, and Why?, takes another look."""
+        self._job = job
+        if job is None:
+            self.nudge()
+            return
+        self._seen = Board(f"{job.name}: being looked at", (), (), Snapshot()), None
+
+        def look() -> None:
+            try:
+                seen: tuple[Board, Diagnosis | None] = job.shown()
+            except DDPError as error:
+                seen = Board(f"{job.name}: {error}", (), (), Snapshot()), None
+            if self._job is job:
+                self._seen = seen
+                self.nudge()
+
+        threading.Thread(target=look, name="ddp-job", daemon=True).start()
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run: no message of a page arrives until it ends."""
@@ -261,9 +288,8 @@ class LiveBoard:
             memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
             memory.timeline.end(source.left_ns, FREED)
-            self._found, self._shown = facts.diagnosis, board_of(facts)
-            self._show(self._shown, facts, memory.past)
-            self._send_slices(memory.timeline)
+            self._show(facts, memory)
+            self._send_slices(memory.timeline, facts.snapshot)
             self._answer()
         # Not under the lock, for which a button that is pressed waits: this may read what ranks
         # wrote.
@@ -274,43 +300,57 @@ class LiveBoard:
         """From when on times are counted."""
         return self.memory.epoch_ns if self.memory is not None else self._opened_ns
 
-    def _show(self, board: Board, facts: BoardFacts, past: Past) -> None:
-        """Set what the widget shows."""
-        widget, session = self._widget, self._session
-        benchmark = session.benchmarks.current
+    def _show(self, facts: BoardFacts, memory: Memory) -> None:
+        """Set what the widget shows: the session's ranks, or an attached job."""
+        job, session = self._job, self._session
+        board, found = self._seen if job is not None else (board_of(facts), facts.diagnosis)
+        self._found, self._shown = found, board
+        benchmark = session.benchmarks.current if job is None else None
         in_run = self._in_run and bool(facts.pending)
-        actions = model.actions(
-            board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
-        )
         # What did not change is compared by value and not sent, so nothing here may hold an age or
         # a time of day.
-        shown = model.board_json(board, self._epoch_ns)
-        widget.draw(
+        shown = {**model.board_json(board, self._epoch_ns), "began": 0, "frozen": False}
+        if job is not None:
+            shown["what"] = " · ".join(filter(None, (job.name, shown["what"])))
+            shown |= {"aside": job.name, "run": "attached", "checking": False, "run_us": 0}
+            actions: tuple[model.Action, ...] = (model.Action("why", "Look again", "%ddp_why"),)
+        else:
+            began_us = self._source.began_us(self._epoch_ns) if in_run else 0
+            shown |= {"aside": "", "run": self._source.title, "run_us": began_us}
+            shown["checking"] = self._source.checking
+            shown["parted"] = parted(memory.timeline, found)
+            actions = model.actions(
+                board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
+            )
+        locations = pending_locations(facts) if job is None else ()
+        self._widget.draw(
             self._now_us(),
-            board={
-                **shown,
-                "began": 0,
-                "frozen": False,
-                "checking": self._source.checking,
-                "aside": self.aside,
-            },
-            findings=model.findings_json(facts.diagnosis),
-            locations=model.locations_json(pending_locations(facts)),
+            board=shown,
+            findings=model.findings_json(found),
+            locations=model.locations_json(locations),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
             actions=[asdict(action) for action in actions],
         )
-        found = widget.drawn
-        past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
+        drawn = self._widget.drawn
+        memory.past.note(Moment(time.monotonic_ns(), drawn["findings"], drawn["locations"]))
         self._show_buttons()
 
-    def _send_slices(self, timeline: Timeline) -> None:
-        """Send what is new in the timeline; a sign of life to a page that got nothing for long."""
+    def _send_slices(self, timeline: Timeline, snapshot: Snapshot) -> None:
+        """Send what is new in the timeline, and what the ranks use to whoever watches.
+
+        A page that got nothing for long gets a sign of life.
+        """
         message = timeline.news()
         now_s = time.monotonic()
         watched = self.cell_runs or now_s < self._watched_until_s
+        # Nobody watches: nothing is sampled.
+        pids = {each.pid: each.rank for each in snapshot.ranks if each.pid} if watched else {}
+        life = self._life.sample(pids, timeline, self._source.gpu_held)
         # A page that watches gets a message this often; without one it reports that the kernel is
         # gone.
-        if message is None and watched and self._sent_s + 2.0 < now_s:
+        if life:
+            message = {**(message or {"kind": "beat"}), "life": life}
+        elif message is None and watched and self._sent_s + 2.0 < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s
@@ -326,7 +366,7 @@ class LiveBoard:
     def _show_buttons(self) -> None:
         begun = self._session.findings.begun
         answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
-        busy, stops = list(self._buttons.busy), self._source.stops()
+        busy, stops = list(self._buttons.busy), self._source.stops() if self._job is None else {}
         self._widget.draw(self._now_us(), busy=busy, answers=answers, stops=stops)
 
     def _now_us(self) -> int:
@@ -344,7 +384,9 @@ class LiveBoard:
         self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._widget.tell({"kind": "took"}, self._now_us())
-            self._buttons.press(str(content.get("magic", "")))
+            job, magic = self._job, str(content.get("magic", ""))
+            # An attached job can be looked at again, and nothing else.
+            self._buttons.press(magic) if job is None else self.show_job(job)
         elif kind == "close":
             self._buttons.close(content.get("number"))
         elif kind == "watch":

@@ -20,12 +20,14 @@ from ddp_notebook.model import (
     StackLocation,
     Stage,
     Status,
+    counted,
     format_ranks,
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.board import headline_alone
 from ddp_notebook.views.finding_code import Column, columns
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
+from ddp_notebook.views.step_rows import stage_in_view, stage_values
 
 MOST_ROWS = 128
 MOST_EVIDENCE = 40
@@ -58,8 +60,18 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     standing = board.snapshot.notes
     loading = board.snapshot.loading
     since_us = _micros(loading.since_ns, epoch_ns) if loading is not None else 0
+    size, backend = board.snapshot.world_size, board.snapshot.backend or "no backend"
+    stage = stage_in_view(board.snapshot)
+    named = bool(board.rows) and not board.snapshot.ended
     return {
         "headline": _line(headline_alone(board)),
+        "what": _line(f"{counted(size, 'rank')} · {backend}") if named else "",
+        "next": stage
+        and {
+            "stage": stage.value,
+            "about": stage.about,
+            "values": _line(stage_values(stage, board.snapshot)),
+        },
         "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
@@ -74,8 +86,8 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
 def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:
     """All fields of a row but its age, which changes all the time, and what follows from them.
 
-    Of ranks that raised the error alone: the word beside it says the rest. That of a refused rank
-    names the rank, so it is not for a row of several.
+    Of ranks that raised the error alone: the word beside it says the rest. One that names the rank
+    is not for a row of several.
     """
     wire = {
         name.replace("_ns", "_us"): _value(name, getattr(row, name), epoch_ns)
@@ -83,7 +95,7 @@ def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:
     }
     derived = {"stages_passed": row.stages_passed, "gone": row.gone, "process": _line(row.process)}
     state = next((state for state in snapshot.ranks if state.rank == row.ranks[0]), None)
-    alone = len(row.ranks) == 1 and row.role is Role.REFUSED
+    alone = len(row.ranks) == 1 and row.role in (Role.REFUSED, Role.CULPRIT)
     if state is not None and state.raised and (alone or row.role is Role.RAISED):
         wire["text"] = _line(state.raised)
     return {**wire, **derived, "first": row.ranks[0], "count": len(row.ranks)}
@@ -201,12 +213,12 @@ def actions(
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
+        Action("into", "Into", "%ddp_step --into", True, no_line),
+        Action("out", "Out", "%ddp_step --out", True, no_line),
         abort,
         Action("restart", "Restart", restart, True, no_restart),
         Action("why", "Why?", "%ddp_why", False, no_answer),
         Action("where", "Where?", "%ddp_where", True, no_answer),
-        Action("into", "Into", "%ddp_step --into", True, no_line),
-        Action("out", "Out", "%ddp_step --out", True, no_line),
     )
 
 
@@ -228,12 +240,13 @@ CHOOSE_RANKS = "choose the ranks to restart: click them"
 
 
 def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
-    """Return the answer of a button, as text of bounded length; old once another run has begun."""
+    """Return the answer of a button, of bounded length; old once another run has begun."""
     # The answer may quote what ranks printed.
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
     shown = {name: value for name, value in answer.items() if name != "begun"}
     shown["old"] = answer["begun"] != begun
+    shown["nodes"] = [] if cut else answer.get("nodes", [])
     return {**shown, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
 
 

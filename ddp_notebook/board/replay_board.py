@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
-from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns, parted
 from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -109,6 +109,7 @@ class ReplayBoard:
         board = board_of(replay.facts(diagnosis))
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
+        shown["what"] = " · ".join(filter(None, (replay.name, shown["what"])))
         case = saved.case
         reports, sources = (case.ranks, case.sources) if case is not None else ((), {})
         raised = {report.rank: report.error.at for report in reports if report.error.at}
@@ -125,7 +126,13 @@ class ReplayBoard:
         themselves, or left."""
         self.widget: BoardWidget = widget_classes()[0](
             self._on_message,
-            board={**shown, "began": 0, "frozen": True, "now": self._end_us},
+            board={
+                **shown,
+                "began": 0,
+                "frozen": True,
+                "now": self._end_us,
+                "parted": parted(self._timeline, diagnosis),
+            },
             findings=findings,
             locations=lines,
         )

@@ -75,6 +75,11 @@ class BoardSource:
         run = self._session.runs.current
         return run.title if run is not None and run.cell == self.run else ""
 
+    def began_us(self, epoch_ns: int) -> int:
+        """When that run began, in microseconds since the epoch."""
+        run = self._session.runs.current
+        return (int(run.began_s * 1e9) - epoch_ns) // 1000 if run is not None else 0
+
     @property
     def checking(self) -> bool:
         """True while a run that has ended is examined: whether it is wrong is not known yet."""
@@ -96,6 +101,11 @@ class BoardSource:
         """From when until when ranks were paused at lines in that run."""
         run = self._session.runs.current
         return run.events.pauses if run is not None and run.cell == self.run else ()
+
+    @property
+    def gpu_held(self) -> Mapping[int, int]:
+        """The GPU memory that each rank holds, in bytes, as last known."""
+        return self._gpu_use.held
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """The current state, and the collectives that are new or have changed."""

@@ -1,10 +1,10 @@
 """The board as HTML without scripts: what a saved notebook, nbviewer and GitHub show.
 
-It is arranged as the live board is: the finding with both sides of it, then a row for ranks in the
-same state, with what they did last; nothing to press. All that a reader needs stands on the
-elements: a notebook that is not trusted loses style sheets and drawings, GitHub all styles. Where
-drawings are taken out, their titles stay as words. Their colours are middle tones, for light and
-dark pages; how high a bar is says as well what it is.
+It is arranged as the live board is: the state, a row for ranks in the same state with what they did
+last, then the finding with both sides of it; nothing to press. All that a reader needs stands on
+the elements: a notebook that is not trusted loses style sheets and drawings, GitHub all styles.
+Where drawings are taken out, their titles stay as words. Their colours are middle tones, for light
+and dark pages; how high a bar is says as well what it is.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, strip_ansi
 from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
-ROLES = {
-    Role.CULPRIT: ("✗", markup.BAD),
-    Role.LATE: ("►", markup.WARN),
-    Role.DEAD: ("†", markup.BAD),
-    Role.FAILED: ("✗", markup.BAD),
-    Role.SILENT: ("?", markup.IDLE),
-    Role.PAUSED: ("‖", "150, 90, 170"),
-    Role.WAITING: ("…", markup.WARN),
-    Role.RUNNING: ("▶", markup.BUSY),
-    Role.READY: ("✓", markup.OK),
-    Role.RAISED: ("✗", markup.BAD),
-    Role.REFUSED: ("✗", markup.BAD),
-    Role.GROUPLESS: ("○", markup.WARN),
-    Role.ENDED: ("■", markup.IDLE),
+STATES = {
+    "ready": ("✓", markup.OK),
+    "running": ("▶", markup.BUSY),
+    "waiting": ("…", markup.WARN),
+    "slow": ("►", markup.WARN),
+    "paused": ("‖", "150, 90, 170"),
+    "error": ("✗", markup.BAD),
+    "ended": ("■", markup.IDLE),
 }
-"""The mark and the colour of each; the page's script has the same marks."""
+"""The mark and the colour of each; the page's script has the same."""
+STATE_OF = {
+    **dict.fromkeys((Role.CULPRIT, Role.DEAD, Role.FAILED, Role.RAISED), "error"),
+    **dict.fromkeys((Role.REFUSED, Role.GROUPLESS), "error"),
+    Role.LATE: "slow",
+}
+"""The roles of which it is not the name."""
 _TONES = {markup.BAD: "failed", markup.WARN: "late", markup.OK: "ready", markup.BUSY: "running"}
 """The class of a row, for the colours of the theme."""
 
@@ -111,8 +111,9 @@ def html(
     return (
         f'<div class="ddp-view ddp-picture">{markup.STYLE}<div class="ddp-headline"'
         f' style="font-weight: 600; margin-bottom: 6px">{headline}</div>'
-        f"{board_view.loading(board)}{finding}{_list(to_do)}"
-        f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
+        f"{board_view.loading(board)}"
+        f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}"
+        f"{finding}{_list(to_do)}{_about(board)}</div>"
     )
 
 
@@ -128,13 +129,11 @@ def _rows(board: Board, drawn: Sequence[str]) -> str:
     is_drawn = any(drawn)
     rows = []
     for row, drawing in zip(board.rows, drawn, strict=True):
-        mark, colour = ROLES[row.role]
-        word: str = row.role.value
-        in_set_up = row.role is Role.RUNNING and row.status is not Status.RUNNING
-        if row.role is Role.CULPRIT and row.status is Status.DEAD:
-            mark, word = "†", "dead"
-        elif in_set_up or row.role is Role.GROUPLESS:
-            word = row.word or row.status.value
+        word = STATE_OF.get(row.role, row.role.value)
+        mark, colour = STATES.get(word, ("?", markup.IDLE))
+        # Of a silent rank the last that is known; in setup, what it does there.
+        set_up = row.role is Role.RUNNING and row.status is not Status.RUNNING
+        word = (row.word or row.status.value) if set_up or row.role is Role.SILENT else word
         # The ranks that they wait for, how long and where; the stage, until setup is done.
         verb = "" if row.role is Role.WAITING else "waits "
         waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""

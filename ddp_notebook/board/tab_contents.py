@@ -156,7 +156,11 @@ def source_json(
             ],
         }
         shown.append(made)
-    return {"title": plain(title), "files": shown}
+    listed = [
+        {"number": row.breakpoint.number, "text": plain(row.text), "off": not row.enabled}
+        for row in breakpoints
+    ]
+    return {"title": plain(title), "files": shown, "breakpoints": listed}
 
 
 def _lines_around(stopped: StoppedFile, text: str) -> dict[int, str]:
@@ -264,11 +268,16 @@ def history_json(runs: Sequence[PastRun]) -> list[dict[str, Any]]:
 # -- when they are asked for -------------------------------------------------------------
 
 
-TABS = ("stack", "source", "variables", "console", "history")
+_CONTENTS = {
+    "problem": (),
+    "code": ("stack",),
+    "variables": ("variables",),
+    "output": ("console",),
+    "history": ("history",),
+}
+"""What each tab of the page shows."""
 _ASKING = ("stack", "variables")
-"""The tabs for which the ranks are asked."""
-_BESIDE = {"source": _ASKING}
-"""The further contents that a tab shows."""
+"""The contents for which the ranks are asked."""
 _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5
@@ -300,8 +309,8 @@ class TabFeed:
                 self._told.clear()
             elif content.get("kind") == "watch":
                 self._watching.pop(view, None)
-                known = tab if tab in TABS else ""
-                for each in (known, *_BESIDE.get(known, ())):
+                known = tab if tab in _CONTENTS else ""
+                for each in ("variables", *_CONTENTS.get(known, ())):
                     self._told.pop(each, None)
             if known:
                 self._watching[view] = (known, time.monotonic())
@@ -318,9 +327,10 @@ class TabFeed:
         with self._lock:
             open_tabs = self._watching.values()
             # A page reports every minute; one that is silent for three was closed.
-            wanted = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
-        if self._session.runs.stops:
-            wanted |= {beside for tab in wanted for beside in _BESIDE.get(tab, ())}
+            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
+        wanted = {content for tab in tabs for content in _CONTENTS[tab]}
+        if "code" in tabs and self._session.runs.stops:
+            wanted.add("variables")  # beside the lines at which ranks are paused
         if "history" in wanted:
             runs = self._session.runs.past.runs
             # The age of a run that goes on is not news.
@@ -357,6 +367,8 @@ class TabFeed:
             if tab == "stack":
                 sources = run.sources if run is not None else {}
                 content = stack_json(self._session.where(), sources)
+                if self._session.runs.stops:
+                    self._session.breakpoints.rows()  # how often each was passed is shown beside
             else:
                 content = variables_json(self._session.variables())
         except DDPError as error:

@@ -1,23 +1,32 @@
 """The collectives as slices for the live board's timeline: the new ones, or all.
 
-A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase, held]``; times are
-microseconds since `epoch_ns`, `done` 0 for not yet, and `held` is for how long the rank was paused
-before it issued it. A pause at a line is a slice as well: its number is negative, its
-collective_seq_id counts the stops of its rank. What many slices have in common (operation,
-shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated
-one does no harm, so two pages may get the same messages, and one that is opened late asks for
-all.
+A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase, held, step]``; times are
+microseconds since `epoch_ns`, `done` 0 for not yet, `held` is for how long the rank was paused
+before it issued it, and `step` how many backward passes it had begun. A pause at a line is a slice
+as well: its number is negative, its collective_seq_id counts the stops of its rank. What many
+slices have in common (operation, shape, line, bucket) is a kind, sent once. The page files slices
+by rank and number: a repeated one does no harm, so two pages may get the same messages, and one
+that is opened late asks for all.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.model import Collective, Collectives, Part, Phase, Ranks, Snapshot, Status
+from ddp_notebook.model import (
+    Collective,
+    Collectives,
+    Diagnosis,
+    Part,
+    Phase,
+    Ranks,
+    Snapshot,
+    Status,
+)
 from ddp_notebook.model.fold import LinePause
 
 if TYPE_CHECKING:
@@ -35,13 +44,20 @@ MOST_KINDS = 4_000
 """With more, the page has to forget everything, and gets the newest again."""
 
 Slice = list[int]
-RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
+RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD, STEP = range(9)
 """The fields of a slice."""
+_WAITS = (Phase.ISSUED, FREED)
 
 
 def is_pause(slice_: Slice) -> bool:
     """Return True for a pause at a line, which is no collective."""
     return slice_[NUMBER] < 0
+
+
+def times_of(slice_: Slice) -> tuple[int, int, int]:
+    """When a rank called a collective, when it issued it, and when that ended, as far as it has."""
+    issued = slice_[ISSUED]
+    return issued - slice_[HELD], issued, slice_[DONE] or issued
 
 
 def died_ns(snapshot: Snapshot) -> dict[int, int]:
@@ -55,6 +71,9 @@ class Timeline:
 
     A rank counts its collectives from 0 in each run; their numbers here go on.
     """
+
+    least_cut_us = 200_000
+    """The shortest part of a pause that is cut out of the axis: a person looks for longer."""
 
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
@@ -84,6 +103,11 @@ class Timeline:
         self._open: dict[tuple[int, int], Slice] = {}
         self._buckets: dict[int, tuple[object, int]] = {}
         self._skipped = 0
+        self._held: deque[tuple[int, int]] = deque(maxlen=200)
+        """Pauses that are over: from when until when."""
+        self._cuts: list[tuple[int, int]] | None = []
+        self._changes = 0
+        self._parted: tuple[object, dict[str, list[tuple[int, int]]]] = None, {}
 
     def take(
         self,
@@ -114,6 +138,7 @@ class Timeline:
                 self._micros(record.done_ns),
                 PHASES.index(FREED if record.call.freed else record.phase),
                 record.call.held_ns // 1000,
+                record.backwards,
             ]
             if not self._goes_on((record.rank, number), progress):
                 kind = self._number_of(self._kind(record))
@@ -130,7 +155,7 @@ class Timeline:
     def _take_pause(self, pause: LinePause) -> None:
         key = (pause.rank, -1 - abs(pause.began_ns // 1000))
         began, ended = self._micros(pause.began_ns), self._micros(pause.ended_ns)
-        progress = [began, ended, PHASES.index(PAUSED if pause.ended_ns else Phase.HELD), 0]
+        progress = [began, ended, PHASES.index(PAUSED if pause.ended_ns else Phase.HELD), 0, 0]
         new = pause.began_ns > self._last_pause_ns.get(pause.rank, 0)
         if not self._goes_on(key, progress) and new:  # else it was dropped for newer ones
             self._last_pause_ns[pause.rank] = pause.began_ns
@@ -161,6 +186,12 @@ class Timeline:
     def _changed(self, slice_: Slice) -> None:
         key = (slice_[RANK], slice_[NUMBER])
         self._fresh[key] = slice_
+        self._changes += 1
+        called, issued, done = times_of(slice_)
+        held = (issued, done) if is_pause(slice_) else (called, issued)
+        if held[1] - held[0] > self.least_cut_us and held not in self._held:
+            self._held.append(held)
+            self._cuts = None
         if PHASES[slice_[PHASE]] in (Phase.HELD, Phase.ISSUED):
             self._open[key] = slice_
         else:
@@ -208,6 +239,73 @@ class Timeline:
         return (at_ns - self.epoch_ns) // 1000 if at_ns else 0
 
     # -- queries -----------------------------------------------------------------------
+
+    def cuts(self) -> list[tuple[int, int]]:
+        """The parts of pauses in which nothing happened on any rank: the axis leaves them out."""
+        if self._cuts is None:
+            slices = (slice_ for row in self._slices.values() for slice_ in row)
+            events = sorted({at for each in slices for at in times_of(each)})
+            self._cuts = [
+                (begin, end)
+                for begin, end in pairwise(events)
+                if end - begin > self.least_cut_us
+                and any(held <= begin and end <= until for held, until in self._held)
+            ]
+        return self._cuts
+
+    def parted(self, ranks: Ranks) -> dict[str, list[tuple[int, int]]]:
+        """Where `ranks` parted from those that wait, each a rank and a time; empty if none waits.
+
+        ``at`` is when each was done with the last collective that it shared with them; ``link``
+        joins what should have met: what the others wait in, and what it issued instead.
+        """
+        key = (ranks, self._changes)
+        if key != self._parted[0]:  # asked ten times a second
+            self._parted = key, self._find_parted(ranks)
+        return self._parted[1]
+
+    def _find_parted(self, ranks: Ranks) -> dict[str, list[tuple[int, int]]]:
+        rows = {rank: self._newest(rank) for rank in self._slices}
+        others = [row for rank, row in rows.items() if rank not in ranks and row]
+        waits = [row[-1] for row in others if PHASES[row[-1][PHASE]] in _WAITS]
+        if not waits:
+            return {}
+        done = PHASES.index(Phase.DONE)
+        shared = {self.collective(e) for row in others for e in row if e[PHASE] == done}
+        mine = sorted(set(ranks) & set(rows))
+        ends = [(rank, *self._parts_at(rows[rank], shared)) for rank in mine if rows[rank]]
+        link = [*((each[RANK], each[ISSUED]) for each in waits), *((r, met) for r, _, met in ends)]
+        return {"at": [(rank, at) for rank, at, _ in ends], "link": sorted(link)}
+
+    def _parts_at(self, row: Sequence[Slice], shared: Set[tuple[int, str, int]]) -> tuple[int, int]:
+        """When the last of a row that is among `shared` was done, and when the next was issued.
+
+        Where there is only one of the two, it stands for both.
+        """
+        passed = [n for n, each in enumerate(row) if self.collective(each) in shared]
+        own = row[passed[-1] + 1 :] if passed else row
+        at = times_of(row[passed[-1]])[2] if passed else row[0][ISSUED]
+        return at, own[0][ISSUED] if own else at
+
+    def steps_a_second(self, rank: int, now_ns: int) -> float:
+        """How many training steps a rank made a second, of late; 0 while it makes none."""
+        begun: dict[int, int] = {}
+        for each in self._newest(rank):
+            if each[STEP]:
+                begun.setdefault(each[STEP], each[ISSUED])
+        steps = sorted(begun.items())[-20:]
+        if len(steps) < 3:
+            return 0.0
+        (first, from_us), (last, to_us) = steps[0], steps[-1]
+        cut_us = sum(end - begin for begin, end in self.cuts() if from_us <= begin < to_us)
+        each_us = (to_us - from_us - cut_us) / (last - first)
+        quiet_us = self._micros(now_ns) - to_us
+        return 1e6 / each_us if each_us > 0 and quiet_us < max(4 * each_us, 2e6) else 0.0
+
+    def _newest(self, rank: int) -> list[Slice]:
+        """The newest collectives of a rank in the newest run."""
+        last = self.last(rank, 300)
+        return [each for each in last if not is_pause(each) and self.run_of(each) == self.run]
 
     def last(self, rank: int, most: int) -> list[Slice]:
         """The newest slices of a rank, the oldest of them first."""
@@ -275,7 +373,14 @@ class Timeline:
             "kinds": [list(kind) for kind in kinds],
             "slices": [list(slice_) for slice_ in slices],
             "skipped": self._skipped,
+            "cuts": list(map(list, self.cuts())),
         }
+
+
+def parted(timeline: Timeline, diagnosis: Diagnosis | None) -> dict[str, list[tuple[int, int]]]:
+    """Where the ranks of the first finding parted from the others, unless that may pass."""
+    found = diagnosis.findings[:1] if diagnosis is not None else ()
+    return timeline.parted(found[0].ranks) if found and not found[0].passing else {}
 
 
 # -- the newest records, while ranks issue them ------------------------------------------

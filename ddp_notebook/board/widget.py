@@ -31,8 +31,22 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_BESIDE = re.compile(r" (=>|[!=]==|&&|\|\||\?\?) ")
-"""Spaces beside operators that no text of the page has."""
+_SQUEEZED = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*"|`(?:[^`\\$]|\\.|\$(?!\{)|\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\})*`"""
+    r"|(?:(?<=[(=,:!&|?])|(?<=[(=,:!&|?] )|(?<=return ))"
+    r"/(?:[^/\\\n\[]|\\.|\[(?:[^]\\\n]|\\.)*\])+/)"
+    r"|(?<![\w.])\((\w+)\) (?==>)|(?<![\w.])0(\.\d)"
+    r"|(?<![\w.])(const(?= [\w{[])|true\b|false\b)|(?:,|;(?=\s*\}))?\s*([)\]}])\s*"
+    r"|\s*([=!<>?:*|&]+|[,;{([])\s*"
+    r"|(?<!\w)(?<![^.]\.)(?!JSON\b)([A-Z][A-Z_]{3,})\b"
+    r"|(?<=[\w)\]]) ?([-+%]=?) ?(?=[\w(])|(?<=[\w)\]]) ?(/) (?=[\w(])"
+)
+"""Texts and patterns, which stay, or else what can be shorter in a script: brackets around one
+name, a zero before a point, long words, names of constants, a comma before a bracket, and spaces
+that mean nothing. Not those of two signs, which would be one."""
+_CONSTANTS = re.compile(r"(?<!\w)(?<![^.]\.)(?!JSON\b)[A-Z][A-Z_]{3,}\b")
+_PUT_IN = re.compile(r"\$\{[^}`]*")
+_SHORT = {"const": "let", "true": "!0", "false": "!1"}
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -48,6 +62,20 @@ def _joined(kind: str) -> str:
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
+def _squeeze(script: str) -> str:
+    def shorter(found: re.Match[str]) -> str:
+        kept = found[found.lastindex or 0]
+        if kept[0] == "`":  # in a text that is put together is code, too
+            return _PUT_IN.sub(lambda code: _CONSTANTS.sub(named, code[0]), kept)
+        return named(found) if kept.isidentifier() and kept.isupper() else _SHORT.get(kept, kept)
+
+    def named(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"Z{len(names)}")
+
+    names: dict[str, str] = {}
+    return _SQUEEZED.sub(shorter, script)
+
+
 class BoardWidget(Shown):
     """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
@@ -56,8 +84,8 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _BESIDE.sub(r"\1", _joined("js"))
-    _css = _AROUND.sub(r"\1", _joined("css"))
+    _esm = _squeeze(_joined("js"))
+    _css = _AROUND.sub(r"\1", _joined("css")).replace(";}", "}")
 
     still = traitlets.Unicode().tag(sync=True)
     notebook = traitlets.Unicode().tag(sync=True)

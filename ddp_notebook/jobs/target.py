@@ -108,8 +108,13 @@ class Target(ABC):
 
     def board(self) -> Board:
         """Return what is known of each rank, in a row."""
+        return self.shown()[0]
+
+    def shown(self) -> tuple[Board, Diagnosis]:
+        """Return that, and what is wrong with it, of one look."""
         case, verdict = self.look()
-        return board(case, f"{self.name}: {self.about}", verdict.diagnosis, self.over)
+        about = f"{self.name}: {self.about}"
+        return board(case, about, verdict.diagnosis, self.over), verdict.diagnosis
 
     def saved(self) -> SavedRun:
         """Return all that is known now, as a run to be saved, without events."""

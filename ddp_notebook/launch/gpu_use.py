@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ class GpuUse:
         self._nvml: Any = None  # open from the first question on
         self._next_s = 0.0
         self._lines: tuple[str, ...] = ()
+        self.held: Mapping[int, int] = {}
+        """The bytes that each rank holds, on all GPUs together, as last known."""
         self._asking: threading.Thread | None = None
 
     def lines(self, gpus: Sequence[str], ranks: Mapping[int, int]) -> tuple[str, ...]:
@@ -45,7 +48,7 @@ class GpuUse:
     def _ask(self, gpus: Sequence[str], ranks: Mapping[int, int]) -> None:
         import pynvml  # takes 50 ms, and only a session on GPUs needs it
 
-        lines = []
+        lines, of_rank = [], Counter[int]()
         for gpu in dict.fromkeys(gpus):
             try:
                 if self._nvml is None:
@@ -61,6 +64,8 @@ class GpuUse:
             except pynvml.NVMLError:
                 continue
             users.sort(key=lambda user: (ranks.get(user.pid, len(ranks)), user.pid))
+            for user in users:
+                of_rank[ranks.get(user.pid, -1)] += user.usedGpuMemory or 0
             held = [
                 f"{process_name(user.pid, ranks)} {format_bytes(user.usedGpuMemory)}"
                 if user.usedGpuMemory
@@ -70,7 +75,7 @@ class GpuUse:
             used, total = format_bytes(memory.used), format_bytes(memory.total)
             by = f": {', '.join(held)}" if held else ""
             lines.append(f"GPU {gpu}: {used} of {total} used{by}")
-        self._lines = tuple(lines)
+        self._lines, self.held = tuple(lines), of_rank
 
 
 def process_name(pid: int, ranks: Mapping[int, int]) -> str:

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
@@ -20,6 +20,9 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import is_news
 from ddp_notebook.model import Board, Event
 from ddp_notebook.session import Session
+
+if TYPE_CHECKING:
+    from ddp_notebook.jobs.target import Target
 
 Place = Literal["auto", "here", "side", "off"]
 PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
@@ -42,7 +45,7 @@ class NotebookBoard:
         self._panel = SidePanel()
         self._beside = True
         """The user has not asked for it in a cell."""
-        self._aside = ""
+        self._job: Target | None = None
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
@@ -70,7 +73,7 @@ class NotebookBoard:
             self._beside = place == "side"
         in_panel = can_dock and self._beside
         self._open = open_board(self._session, self._shell, self._buttons, self._memory)
-        self._open.aside = self._aside
+        self._open.show_job(self._job)
         if not in_panel:
             self._panel.close()
 
@@ -95,12 +98,11 @@ class NotebookBoard:
             while len(self._earlier) > _MOST_EARLIER:
                 self._earlier.popleft().let_go()
 
-    def stand_aside(self, name: str) -> None:
-        """The verbs that look mean the job `name` from now on, and these ranks again if empty."""
-        self._aside = name
+    def show_job(self, job: Target | None) -> None:
+        """Show an attached job from now on, or the session's own ranks again."""
+        self._job = job
         if self._open is not None:
-            self._open.aside = name
-            self._open.nudge()
+            self._open.show_job(job)
 
     def nudge(self) -> None:
         """Something may have changed (any thread; quick)."""

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     Place,
     Ranks,
     RankState,
+    Remark,
     Role,
     Snapshot,
     Stage,
@@ -67,6 +68,11 @@ class BoardFacts:
         """The findings of the diagnosis; empty without one."""
         return self.diagnosis.findings if self.diagnosis is not None else ()
 
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What it says besides, which is no mistake."""
+        return self.diagnosis.remarks if self.diagnosis is not None else ()
+
 
 def board(snapshot: Snapshot) -> Board:
     """The board of `snapshot` alone: without collectives and findings."""
@@ -79,8 +85,7 @@ def board_of(facts: BoardFacts) -> Board:
     words = {rank: row.word for row in rows for rank in row.ranks}
     deaths = (finding for finding in facts.findings if finding.category in _DEATHS)
     told = {rank for finding in deaths for rank in finding.ranks}
-    remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
-    standing = (*notes(snapshot, told), *(remark.text for remark in remarks))
+    standing = (*notes(snapshot, told), *(remark.text for remark in facts.remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
 
 
@@ -161,6 +166,9 @@ def _row(
     # A live rank sends a message every quarter of a second.
     silent = age_s > 2.0 and not quiet
     role = _role(state, activity, silent, facts.findings)
+    slow = any(r.kind == "slow-rank" and state.rank in r.ranks for r in facts.remarks)
+    if slow and role in (Role.READY, Role.RUNNING):
+        role = Role.LATE
     if ended and role not in (Role.CULPRIT, Role.DEAD, Role.FAILED):
         role = Role.ENDED
     return BoardRow(
@@ -168,7 +176,7 @@ def _row(
         status=state.status,
         stage=Stage.LAUNCHED if state.no_group else state.stage,
         entering=state.entering,
-        text=activity.text,
+        text=activity.text or "slower than the others" * (role is Role.LATE),
         device=state.device,
         pid=state.pid,
         host=state.host,

@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     StepTable,
     VariableTable,
     by_value,
+    counted,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -58,7 +59,7 @@ def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
         stuck = snapshot.with_status(Status.FAILED, Status.SETTING_UP)
         next_call = "%ddp_why" if stuck else ""
     rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
-    stage = _stage_in_view(snapshot)
+    stage = stage_in_view(snapshot)
     about, link = (f"{stage.value}: {stage.about}", stage.link) if stage else ("", "")
     return StepTable(title, rows, about, link, next_call)
 
@@ -106,13 +107,27 @@ def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
     )
 
 
-def _stage_in_view(snapshot: Snapshot) -> Stage | None:
+def stage_in_view(snapshot: Snapshot) -> Stage | None:
     """The stage to explain: the one in which ranks are, or the next one."""
     inside = [s.entering for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering]
     if inside:
         return max(inside, key=lambda stage: stage.number)
     paused = [_reached(s) for s in snapshot.ranks if s.status is Status.PAUSED]
     return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
+
+
+def stage_values(stage: Stage, snapshot: Snapshot) -> str:
+    """What the ranks bring to a stage, or find there."""
+    size, last = snapshot.world_size, snapshot.world_size - 1
+    host, _, port = snapshot.init_method.partition("://")[2].rpartition(":")
+    address = f" MASTER_ADDR={host} MASTER_PORT={port}" if host else ""
+    return {
+        Stage.ENVIRONMENT: f"RANK=0 … RANK={last}, WORLD_SIZE={size}{address}",
+        Stage.STORE: f"TCPStore({host}, {port})" if host else snapshot.init_method,
+        Stage.RENDEZVOUS: f"keys: join/0 … join/{last}",
+        Stage.PROCESS_GROUP: f"backend={snapshot.backend}, world_size={size}",
+        Stage.VERIFIED: f"each rank brings its number + 1: the sum is {size * (size + 1) // 2}",
+    }.get(stage, "")
 
 
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
@@ -166,13 +181,13 @@ def collective_table(
             state = "paused"
         else:
             state = "busy" if record is None or record.over else "waiting"
-        row: _Row = ("0 issued", state, text, (), 0.0)
+        row: _Row = ("0 collectives", state, text, (), 0.0)
         if record is not None:
             if rank in pending:
                 text = describe_collective(record, collectives.of[rank])
             waits_for = missing.of(record) if state == "waiting" else ()
             limit_s = record.call.limit_s if state == "waiting" else 0.0
-            passed = f"{record.number + (not is_paused(record))} issued"
+            passed = counted(record.number + (not is_paused(record)), "collective")
             row = (passed, state, text, waits_for, limit_s)
         ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:

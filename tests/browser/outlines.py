@@ -25,6 +25,7 @@ VARIES = (
     (re.compile(r"(?:< )?\b\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b"), "TIME"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "CLOCK"),
     (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
+    (re.compile(r"MASTER_PORT=\d+"), "MASTER_PORT=N"),
     (re.compile(r"\bpid \d+"), "pid N"),
     (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "HOST"),
 )

@@ -50,7 +50,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(step).to_be_visible()
         board.press("step")
         expect(board.answer).to_contain_text("%ddp_step --ranks 1")
-        board.el.get_by_role("button", name="all", exact=True).click()
+        board.el.locator(".ddpb-pick").click()
         board.press("continue")
         board.await_roles("ready", "ready")
 
@@ -62,8 +62,31 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
         expect(board.timeline).to_be_visible()
         expect(board.el.locator(".ddpb-on-at").first).to_contain_text(HOSTILE)  # as text
-        board.press("why")
-        expect(board.answer).to_contain_text("Only rank 1 calls `barrier`")
+        board.timeline.focus()
+        notebook.page.keyboard.press("Enter")
+        expect(board.el.locator(".ddpb-tip")).to_contain_text("1 barrier, ")
+        shown = board.el.locator(".ddpb-info").inner_text()
+        notebook.page.keyboard.press("s")
+        expect(board.el.locator(".ddpb-info")).not_to_have_text(shown)
+        notebook.page.keyboard.press("Escape")
+        expect(board.el.locator(".ddpb-tip")).to_be_hidden()
+        box = board.timeline.bounding_box()
+        assert box is not None
+        notebook.page.mouse.move(box["x"] + 1, box["y"] + 5)
+        notebook.page.mouse.down()
+        notebook.page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 9, steps=3)
+        notebook.page.mouse.up()
+        expect(board.el.locator(".ddpb-tip")).to_contain_text("rank 0 · ")
+        notebook.page.keyboard.press("End")
+        notebook.page.keyboard.press("?")
+        expect(board.el.locator(".ddpb-notes")).to_have_attribute("open", "")
+        notebook.page.keyboard.press("Escape")
+        expect(board.el.locator(".ddpb-life")).to_contain_text("CPU")
+        expect(board.rows.first).to_have_attribute("title", re.compile("rank 0: "))
+        board.finding.locator("summary").click()
+        board.press("why")  # what is known is not said a second time
+        expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
+        expect(board.answer).to_have_count(0)
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
         # What is sent while a cell runs that fails is given back.
@@ -82,11 +105,10 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.await_roles("ready", "ready")
         expect(board.finding).to_have_count(0)
         notebook.start(5)
-        board.await_roles("ready", "dead")
+        board.await_roles("ready", "error")
         # It has no collectives: those of the run before do not look as if they were its own.
-        expect(board.el.locator(".ddpb-info")).to_contain_text("earlier run: cell 3")
+        expect(board.el.locator(".ddpb-info")).to_contain_text("previous run: cell 3")
         board.press("restart")
-        expect(board.answer).to_contain_text("%ddp_restart --ranks 1")
         board.await_roles("ready", "ready")
         assert notebook.page.evaluate("window.hurt") is None
 
@@ -115,7 +137,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         expect(board.timeline).to_be_visible()
         expect(page.locator(".ddp-board")).to_be_hidden()
         board.press("where")
-        expect(board.answer).to_contain_text("%ddp_where")
+        expect(board.panel).to_contain_text("%ddp_where")
 
         other = page.context.new_page()
         other.set_default_timeout(LAB_WITHIN_MS)
@@ -202,7 +224,7 @@ def test_what_a_connection_lost_for_seconds_did_not_bring_is_asked_for(
 
         eventually(all_is_lost, what="the page is not told that the rank has died")
         lost = None
-        board.await_roles("ready", "dead")
+        board.await_roles("ready", "error")
         expect(board.el.locator(".ddpb-gone")).to_have_text("")
 
         earlier = notebook.cells.nth(1).locator(".ddpb")
@@ -234,6 +256,8 @@ def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
         expect(cancel).to_be_visible()
         notebook.page.screenshot(path=tmp_path / "bench.png")
         board.press("cancel")
+        expect(notebook.prompt(2)).to_have_text("[3]:")
+        board.tab("Problem").click()
         expect(board.answer).to_contain_text("What is measured is kept")
         expect(notebook.prompt(2)).to_have_text("[3]:")
         expect(bench).to_contain_text("Ended early: it was interrupted")
@@ -251,7 +275,7 @@ def picture_of(saved: Path, folder: Path) -> str:
 
 
 BROKEN = """from ddp_notebook.board.widget import BoardWidget
-begin = "drawRows(board) {"
+begin = "drawRows(board){"
 BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from boards import Board
 from labs import Lab, Notebook, opened
 from playwright.sync_api import Browser, expect
 from support import our_processes, session_folders, spared_processes
@@ -58,9 +59,9 @@ def notebook(open_notebook: Notebook, lab: Lab) -> Notebook:
     """The notebook, its four ranks ready, whatever the test before did to them."""
     (lab.root / "go-on").unlink(missing_ok=True)
     rows = open_notebook.cells.nth(INIT).locator(".ddpb-row")
-    settled = rows.filter(has_text=re.compile("✓ready|dead"))
+    settled = rows.filter(has_text=re.compile("✓ready|error"))
     expect(settled).to_have_count(4)  # what a cell did is shown a moment after its end
-    if rows.filter(has_text="dead").count():
+    if rows.filter(has_text="error").count():
         open_notebook.start(RESTART)
     expect(rows.filter(has_text="✓ready")).to_have_count(4)
     return open_notebook
@@ -71,8 +72,40 @@ def test_the_board_shows_four_ranks_ready(notebook: Notebook, tmp_path: Path) ->
     expect(rows).to_have_count(4)
     for rank in range(4):
         expect(rows.nth(rank)).to_contain_text("✓ready")
-        expect(rows.nth(rank).locator(".ddpb-strip")).to_have_count(0)  # setup is over
+    expect(notebook.cells.nth(INIT).locator(".ddpb-walk")).to_be_hidden()  # setup is over
     notebook.page.screenshot(path=tmp_path / "ready.png")
+
+
+SAMPLE = """board => {
+  window.layouts = [];
+  setInterval(() => {
+    const { y } = board.getBoundingClientRect();
+    const zones = [".ddpb-head", ".ddpb-toolbar", ".ddpb-lanes", ".ddpb-tabbar", ".ddpb-panel"];
+    const boxes = zones.map((zone) => board.querySelector(zone).getBoundingClientRect());
+    window.layouts.push(boxes.map((box) => [box.y - y, box.height].map(Math.round)).join(" "));
+  }, 200);
+}"""
+"""Has the page note where the zones of a board are, five times a second."""
+
+
+def test_an_idle_board_is_low_and_a_run_moves_nothing_in_it(notebook: Notebook, lab: Lab) -> None:
+    board = Board(notebook.cells.nth(INIT))
+    height = lambda: (board.el.bounding_box() or {})["height"]  # noqa: E731
+    assert height() <= 340
+    fold = board.el.locator(".ddpb-fold")
+    fold.click()
+    assert height() <= 210
+    fold.click()
+    board.el.evaluate(SAMPLE)
+    notebook.start(LOOP)
+    expect(board.el.locator(".ddpb-title b")).to_have_text("running")
+    expect(board.tab("Output")).to_have_attribute("aria-selected", "true")
+    notebook.page.wait_for_function("() => window.layouts.length > 100")
+    (lab.root / "go-on").touch()
+    expect(board.el.locator(".ddpb-title b")).to_have_text("ready")
+    expect(board.tab("Variables")).to_have_attribute("aria-selected", "true")
+    layouts = notebook.page.evaluate("window.layouts")
+    assert len(set(layouts)) == 1, set(layouts)
 
 
 def test_output_appears_while_the_cell_still_runs(
@@ -98,7 +131,7 @@ def test_the_board_shows_a_killed_rank_by_itself_within_2_seconds(
     os.kill(pid, signal.SIGKILL)
     within_ms = 1000 * scaled_for_load(DEATH_SHOWN_WITHIN_S)
     expect(row).to_contain_text("killed by SIGKILL", timeout=within_ms)
-    expect(row).to_contain_text("dead")
+    expect(row).to_contain_text("error")
     expect(board).to_contain_text("%ddp_restart --ranks 2")
     notebook.page.screenshot(path=tmp_path / "dead.png")
 

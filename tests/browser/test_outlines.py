@@ -33,8 +33,7 @@ def test_a_board_has_the_outline_that_is_saved(lab: Lab, browser: Browser, tmp_p
 
         board.press("continue")
         board.await_roles("ready", "ready")
-        answer = board.el.get_by_role("tab", name="Step", selected=True)
-        expect(answer).to_be_visible()
+        expect(board.tab("Variables")).to_have_attribute("aria-selected", "true")
         check("ready", lambda: outline(board.el))
 
         notebook.start(HANG)

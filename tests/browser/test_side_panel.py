@@ -30,7 +30,7 @@ NOTE_BOXES = """board => {
     (window.boxes ??= []).push(`${name} ${[x, y, width, height].map(Math.round)}`);
   }).observe(el);
   note("board", board);
-  for (const el of board.querySelectorAll(".ddpb-slot, .ddpb-lanes, .ddpb-toolbar"))
+  for (const el of board.querySelectorAll(".ddpb-head, .ddpb-lanes, .ddpb-toolbar, .ddpb-tabs"))
     note(el.className, el);
 }"""
 """Has the page note where these are, whenever one of them gets another size."""
@@ -38,7 +38,7 @@ BUTTONS_AT = """board => {
   const places = (width) => {
     board.style.width = `${width}px`;
     const { x, y } = board.getBoundingClientRect();
-    return [...board.querySelectorAll(".ddpb-action")].slice(0, 6).map((button) => {
+    return [...board.querySelectorAll(".ddpb-action")].map((button) => {
       const at = button.getBoundingClientRect();
       const cut = button.scrollWidth > button.clientWidth;
       return [button.dataset.name, at.x - x, at.y - y, at.width, cut].join(" ");
@@ -83,12 +83,12 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         assert "true" not in at_first[0], f"no word is cut: {at_first}"
         notebook.run(HANG)
         expect(board.finding).to_contain_text("Only rank 0 calls barrier")
-        board.el.locator(".ddpb-pick", has_text="3").click()
+        board.rows.nth(3).get_by_role("button").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
         now = board.el.evaluate(BUTTONS_AT)
         assert now == at_first, f"a button never moves: {at_first}, {now}"
         boxes = page.evaluate("window.boxes")
-        assert len(set(boxes)) == 4, f"nothing jumps: {boxes}"
+        assert len(set(boxes)) == 5, f"nothing jumps: {boxes}"
         # All of it is on the screen, both sides of the mismatch beside each other.
         whole = board.el.bounding_box()
         assert whole is not None and whole["y"] + whole["height"] <= 800
@@ -97,7 +97,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(sides.locator(".ddpb-on-at")).to_have_count(2)
         left, right = (each.bounding_box() for each in sides.all())
         assert left is not None and right is not None and left["y"] == right["y"]
-        expect(board.el.locator(".ddpb-strip")).to_have_count(0)
+        expect(board.el.locator(".ddpb-walk")).to_be_hidden()
         # A side leads to its line.
         sides.nth(0).get_by_role("button").click()
         expect(notebook.cells.nth(HANG).locator(".ddpb-line-mark")).to_be_visible()
@@ -152,7 +152,13 @@ def test_a_notebook_opened_again_without_its_kernel_has_no_lost_panel_and_shows_
         page = notebook.page
         notebook.run(LOAD)
         notebook.start(INIT)
-        Board(page.locator(".jupyterlab-sidecar")).await_roles("ready", "ready")
+        board = Board(page.locator(".jupyterlab-sidecar"))
+        board.await_roles("ready", "ready")
+        expect(notebook.cells.nth(INIT)).to_contain_text("The board is beside the notebook")
+        board.panel.get_by_role("button", name="Insert a cell that trains").click()
+        expect(board.panel).to_contain_text("It is in a new cell: run it.")
+        expect(notebook.cells).to_have_count(4)
+        expect(notebook.cells.nth(3)).to_contain_text("    optimizer.step()")
         expect(notebook.run(2).locator(".ddpb-row")).to_have_count(2)
         page.keyboard.press("Control+s")
         saved = lab.root / "ranks.ipynb"

@@ -57,15 +57,41 @@ test("a line of a cell is a place on the page, one of a file is not", () => {
   assert.equal(board.siteOf("train.py, line 41, in step"), null);
 });
 
-test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"];
-  assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
-  for (const role of roles) {
-    const { mark, word, tone } = board.lookOf({ role, status: "running" });
+test("every role has a mark and a word beside its colour, one of seven", () => {
+  const words = new Set();
+  for (const role of ["culprit", "late", "dead", "failed", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"]) {
+    const { mark, word, tone } = board.lookOf({ role, status: "running", word: role });
     assert.ok(mark && word && tone);
+    words.add(word);
   }
-  assert.equal(board.lookOf({ role: "culprit", status: "dead" }).word, "dead");
+  assert.deepEqual([...words].sort(), Object.keys(board.STATES).sort());
+  assert.equal(words.size, 7);
   assert.equal(board.lookOf({ role: "running", status: "setting up" }).word, "setting up");
+  assert.equal(board.lookOf({ role: "waiting", status: "running", word: "running" }).word, "running", "a healthy run does not flicker");
+  assert.deepEqual(board.lookOf({ role: "silent", status: "running", word: "running" }), { mark: "?", word: "running", tone: "idle" });
+});
+
+test("the state of the session follows its ranks, and says by which tab it is seen", () => {
+  const rows = (...all) => ({ rows: all.map(([role, status, stages_passed = 6]) => ({ role, status, stages_passed })) });
+  const [wrong, late] = [[{ passing: false }], [{ passing: true }]];
+  const ready = ["ready", "ready"], running = ["running", "running"];
+  for (const [state, tab, given, findings = []] of [
+    ["ready", "variables", rows(ready, ready)],
+    ["running", "output", rows(ready, running)],
+    ["running", "output", rows(["late", "running"], ["waiting", "running"]), late],
+    ["running", "output", rows(["silent", "running"])],
+    ["paused", "code", rows(["paused", "running"], running)],
+    ["set-up", "problem", rows(["paused", "paused", 1], ready)],
+    ["set-up", "problem", { rows: [], loading: {} }],
+    ["set-up", "problem", rows(["running", "setting up", 2])],
+    ["hang", "problem", rows(["culprit", "ready"], ["waiting", "running"]), wrong],
+    ["error", "problem", rows(["culprit", "dead"], ready), wrong],
+    ["error", "problem", rows(["raised", "ready"], ready)],
+    ["ended", "problem", rows(["ended", "ready"])],
+  ]) {
+    assert.equal(board.stateOf(given, findings, 6), state);
+    assert.equal(board.SESSION[state][1], tab);
+  }
 });
 
 test("a slice that comes twice is one, and its end is taken over", () => {
@@ -97,10 +123,10 @@ test("a paused collective is not issued yet", () => {
     [1, 0, 0, 0, 700, 0, PAUSED],
   ]);
   const [slice] = store.rows.get(0).list;
-  assert.equal(slice[8].size, 1);
+  assert.equal(slice[9].size, 1);
   store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
   store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
-  assert.deepEqual([slice[8].size, slice[8].lastRank], [2, 1]);
+  assert.deepEqual([slice[9].size, slice[9].lastRank], [2, 1]);
 });
 
 test("the time for which a rank was held is no time of the collective", () => {
@@ -205,9 +231,9 @@ test("of a row what reaches into a part of time is seen, and nothing else is loo
 });
 
 /** Where slices stand on a line of a pixel per microsecond: [number, x0, x1, top, tall]. */
-function laidOut(slices, roomForTwo = false) {
+function laidOut(slices, floors = 1) {
   const found = [];
-  board.layOut(slices, (at) => at, 1000, roomForTwo, (slice, ...where) => found.push([slice[1], ...where]));
+  board.layOut(slices, (at) => at, 1000, floors, (slice, ...where) => found.push([slice[1], ...where]));
   return found;
 }
 
@@ -221,13 +247,13 @@ test("slices that would cover each other are drawn once", () => {
 
 test("two buckets under way at once stand below each other where there is room", () => {
   const both = [[0, 0, 0, 0, 0, 50, DONE], [0, 1, 0, 1, 20, 60, DONE], [0, 2, 0, 2, 70, 90, DONE]];
-  assert.deepEqual(laidOut(both, true), [[0, 0, 50, 0, 0.5], [1, 20, 60, 0.5, 0.5], [2, 70, 90, 0, 0.5]]);
+  assert.deepEqual(laidOut(both, 2), [[0, 0, 50, 0, 0.5], [1, 20, 60, 0.5, 0.5], [2, 70, 90, 0, 0.5]]);
   assert.ok(laidOut(both).every(([, , , top, tall]) => top === 0 && tall === 1));
 });
 
 test("a refused collective does not count as issued", () => {
   const store = filled([[0, 0, 0, 0, 100, 900, REFUSED], [0, 1, 0, 0, 200, 900, DONE], [1, 0, 0, 0, 150, 900, DONE]]);
-  assert.deepEqual([store.rows.get(1).list[0][8].size, store.rows.get(1).list[0][8].lastRank], [2, 0]);
+  assert.deepEqual([store.rows.get(1).list[0][9].size, store.rows.get(1).list[0][9].lastRank], [2, 0]);
 });
 
 test("the page is drawn again by itself only while time moves something", () => {
@@ -282,4 +308,47 @@ test("times on the axis differ from each other", () => {
   assert.deepEqual([0, 5e3, 1e4].map((at) => board.formatTick(at, 5e3)), ["0", "5 ms", "10 ms"]);
   assert.equal(board.formatTick(2500, 500), "2.5 ms");
   assert.equal(board.formatTick(20, 20), "20 µs");
+});
+
+/** Slices of which `cuts` are left out of the axis. */
+function cutOut(cuts, slices) {
+  const store = new board.Store(4);
+  store.take(message(slices, { cuts }));
+  return store;
+}
+
+test("the axis goes on behind a pause as if it had not been, and back again", () => {
+  const store = cutOut([[1e6, 47e6], [50e6, 51e6]], []);
+  assert.deepEqual([0, 1e6, 30e6, 47e6, 49e6, 50.5e6, 52e6].map((at) => store.axis(at)), [0, 1e6, 1e6, 1e6, 3e6, 4e6, 5e6]);
+  for (const at of [0, 5e5, 48e6, 60e6]) assert.equal(store.timeOf(store.axis(at)), at);
+  store.take(message([], { first_kind: 1, kinds: [], cuts: [] }));
+  assert.equal(store.axis(49e6), 49e6);
+});
+
+test("a pause does not squeeze what was before and after it, and no wait is as long as it", () => {
+  const slices = [[0, 0, 0, 0, 0.9e6, 0.95e6, DONE, 0, 1], [0, 1, 0, 1, 1e6, 47.1e6, DONE, 0, 2], [1, 1, 0, 1, 47e6, 47.1e6, DONE, 0, 2]];
+  const store = cutOut([[1e6, 47e6]], slices);
+  const view = new board.Window();
+  view.update(store, 47.2e6);
+  assert.ok(view.span < 1e6, `${view.span}`);
+  assert.deepEqual(board.sums(store.rows.get(0).list.slice(1), store, 48e6), ["1 all_reduce, 100 ms each"]);
+});
+
+test("what is selected is summed by operation, with whom the ranks waited for", () => {
+  const store = filled([
+    [0, 0, 0, 0, 1000, 4000, DONE, 0, 1], [1, 0, 0, 0, 3000, 4000, DONE, 0, 1],
+    [0, 1, 1, 1, 5000, 6000, DONE, 0, 1], [0, -5, 1, 1, 7000, 9000, 6, 0, 0],
+  ]);
+  store.take(message([], { first_kind: 1, kinds: [["barrier", ...KIND.slice(1)]] }));
+  const all = [...store.rows.values()].flatMap(({ list }) => list);
+  assert.deepEqual(board.sums(all, store, 1e4), ["1 all_reduce, 2 ms each, 50 % waiting for rank 1", "1 barrier, 1 ms each"]);
+  assert.deepEqual(board.sums([], store, 1e4), []);
+});
+
+test("steps are backward passes, counted from 0, where the first of their collectives begins", () => {
+  const buckets = [[0, 0], [1, 1], [2, 1], [3, 2], [4, 2], [5, 3]];
+  const store = filled(buckets.map(([number, step]) => [0, number, 0, number, 1000 * (number + 1), 1000 * number + 1500, DONE, 0, step]));
+  assert.deepEqual(store.steps(0, 0, 1e6), [[0, 2000], [1, 4000], [2, 6000]]);
+  assert.deepEqual(store.steps(0, 5500, 1e6).at(-1), [2, 6000]);
+  assert.deepEqual(store.steps(3, 0, 1e6), []);
 });

@@ -29,11 +29,23 @@ test("what is searched for is found whatever its case, and the text stays the sa
   }
 });
 
-test("an answer has a tab of its own, but for what a tab shows better", () => {
-  assert.equal(board.tabOf({ magic: "%ddp_where", ok: true, number: 3 }), "stack");
-  assert.equal(board.tabOf({ magic: "%ddp_where", ok: false, number: 3 }), "answer-3");
-  assert.equal(board.tabOf({ magic: "%ddp_step --to end", ok: true, number: 4 }), "answer-4");
-  assert.deepEqual(["%ddp_why", "%ddp_step --to end", "interrupt the cell"].map(board.labelOf), ["Why", "Step", "Answer"]);
+test("an answer is shown with the problem, but for what is seen better elsewhere", () => {
+  const tabs = [["%ddp_where", true], ["%ddp_where", false], ["%ddp_where --ranks 1", true], ["%ddp_why", true], ["%ddp_step --to end", true], ["%ddp_step --to end", false], ["interrupt the cell: I, I", true]];
+  assert.deepEqual(tabs.map(([magic, ok]) => board.tabOf({ magic, ok })), ["code", "problem", "problem", "problem", "", "problem", "problem"]);
+});
+
+test("what all values of a row share is said once, and a number is left of each", () => {
+  const cells = (...texts) => texts.map((text) => ({ text, absent: !text }));
+  assert.deepEqual(board.shared(cells("float32 [4, 8] cpu, mean 0.03, std 1", "float32 [4, 8] cpu, mean -2, std 1", "")), ["float32 [4, 8] cpu, mean", ["0.03", "-2", ""]]);
+  assert.deepEqual(board.shared(cells("float32 [2] cuda:0: 1, 2")), ["float32 [2] cuda:0", ["1, 2"]]);
+  for (const other of [["0.1", "0.01"], ["float32 [2] cpu: 1, 2", "float32 [3] cpu: 1, 2, 3"], ["float32 [2] cpu: 1, 2", "none"]])
+    assert.deepEqual(board.shared(cells(...other)), ["", other]);
+});
+
+test("values that the paused line names come first", () => {
+  const files = [{ lines: [[6, "y = 1"], [7, "loss = model(x)"]], at: [{ line: 7 }] }];
+  const rows = ["acc", "loss", "lr", "x", "y"].map((name) => ({ name }));
+  assert.deepEqual(board.nearFirst(rows, files).map(({ name }) => name), ["loss", "x", "acc", "lr", "y"]);
 });
 
 test("keys step as they do elsewhere, unless another one is held with them", () => {

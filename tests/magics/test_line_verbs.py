@@ -62,8 +62,8 @@ def test_a_rank_that_raises_in_a_step_is_not_called_done(ranks_up: Any, capsys: 
     for _ in range(3):
         table = shown(ranks_up, capsys, "%ddp_step")
     assert "The cell has ended: rank 1 failed." in table
-    assert "1 0 issued ✗ failed raised ValueError: broken" in table
-    assert "0 0 issued ✓ done" in table
+    assert "1 0 collectives ✗ failed raised ValueError: broken" in table
+    assert "0 0 collectives ✓ done" in table
     assert "detached" not in shown(ranks_up, capsys, "%ddp_step"), "nobody asked for that"
 
 

@@ -318,15 +318,18 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     assert {each["now"] for each in page.told} == {ended_us}
 
 
-def test_while_a_job_is_attached_the_board_says_that_it_is_not_of_that(
-    page: Page, tmp_path: Path
-) -> None:
+def test_while_a_job_is_attached_the_board_shows_that(page: Page, tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: no rows\n")
     page.run(f"%ddp_attach {log}")
-    page.read_until(lambda: "job.log" in page.state["board"]["aside"], "what is attached")
+    page.read_until(lambda: page.state["findings"] != [], "what is wrong with it")
+    board = page.state["board"]
+    assert "job.log" in board["aside"] and "job.log" in board["what"]
+    assert board["run"] == "attached" and "no rows" in page.state["findings"][0]["sentence"]
+    assert [action["label"] for action in page.state["actions"]] == ["Look again"]
     page.run("%ddp_detach")
-    page.read_until(lambda: not page.state["board"]["aside"], "its own ranks again")
+    page.read_until(lambda: page.roles == ["ready", "ready"], "its own ranks again")
+    assert not page.state["board"]["aside"]
 
 
 def test_a_cell_on_the_ranks_may_await(page: Page) -> None:

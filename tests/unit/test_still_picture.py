@@ -182,7 +182,7 @@ HANG = Diagnosis(
 
 
 def test_a_saved_board_is_arranged_as_the_live_one() -> None:
-    """The finding with both sides, a row for each rank with what it did last, the rest folded."""
+    """A row for each rank with what it did last, the finding with both sides, the rest folded."""
     ranks = tuple(
         RankState(rank, Status.RUNNING, Stage.VERIFIED, None, device="cpu", pid=7 + rank, cell=2)
         for rank in range(3)
@@ -195,15 +195,15 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     timeline.take(1, [collective(rank, 0, 10, 20) for rank in range(3)])
     html = still_picture.html(board(known), HANG, timeline)
     places = [html.index(part) for part in (
+        "▶ running",
+        "<svg",
+        "The last collectives",
         "Only rank 0 calls barrier",
         "rank 0</b>",
         "dist.barrier()</span>",
         "ranks 1 and 2</b>",
         "&lt;script&gt;",
         "Call it on all ranks.",
-        "▶ running",
-        "<svg",
-        "The last collectives",
         "about these ranks",
         "env://h:1",
         note,
@@ -215,7 +215,12 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
 
 
 def test_its_marks_are_those_of_the_live_board() -> None:
-    words = Path(model.__file__).parent / "page" / "words.js"
-    marks = dict(re.findall(r"^  (\w+): \[\"(.)\", ", words.read_text("utf-8"), re.MULTILINE))
-    assert {role.value: mark for role, (mark, _) in still_picture.ROLES.items()} == marks
-    assert set(still_picture.ROLES) == set(Role)
+    words = (Path(model.__file__).parent / "page" / "words.js").read_text("utf-8")
+    states = words.partition("STATES = {")[2].partition("};")[0]
+    marks = dict(re.findall(r"^  (\w+): \[\"(.)\", ", states, re.MULTILINE))
+    assert {word: mark for word, (mark, _) in still_picture.STATES.items()} == marks
+    of = re.search(r"STATE_OF = {(.*)}", words)
+    assert of is not None
+    named = dict(re.findall(r"(\w+): \"(\w+)\"", of[1]))
+    assert {role.value: state for role, state in still_picture.STATE_OF.items()} == named
+    assert {*map(str, Role)} - named.keys() - marks.keys() == {"silent"}

@@ -21,6 +21,7 @@ class Asked:
         self.findings = SimpleNamespace(begun=0)
         self.benchmarks = SimpleNamespace(current=None)
         self.runs = SimpleNamespace(current=None, stops={}, past=SimpleNamespace(runs=()))
+        self.breakpoints = SimpleNamespace(rows=lambda: self.asked.append("breakpoints"))
         self.asked: list[str] = []
         self.lost = False
 
@@ -85,23 +86,24 @@ def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_varia
 ) -> None:
     monkeypatch.setattr(tab_contents, "_SETTLED_S", 600.0)
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
-    watch(feed, "source")
+    watch(feed, "code")
     feed.turn("one")
-    assert session.asked == []
+    assert told.get(timeout=60).keys() == {"stack"}
     run = SimpleNamespace(stops={0: 1, 1: 1}, pending=(0, 1), sources={}, title="cell 3")
     session.runs.current, session.runs.stops = run, run.stops
     feed.turn("two")
     assert {*told.get(timeout=60), *told.get(timeout=60)} == {"stack", "variables"}
     run.stops = session.runs.stops = {0: 1}
     feed.turn("three")
-    assert sorted(session.asked) == ["stack", "variables"], "rank 1 moves"
+    asked = sorted(session.asked)
+    assert asked == ["breakpoints", "stack", "stack", "variables"], "rank 1 moves"
 
 
 def test_while_a_benchmark_runs_no_change_asks_the_ranks(
     session: Asked, told: queue.Queue[Any]
 ) -> None:
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
-    watch(feed, "stack")
+    watch(feed, "code")
     feed.turn("one")
     told.get(timeout=60)
     session.benchmarks.current = SimpleNamespace()
@@ -112,7 +114,7 @@ def test_while_a_benchmark_runs_no_change_asks_the_ranks(
 def test_why_ranks_cannot_be_asked_is_shown(session: Asked, told: queue.Queue[Any]) -> None:
     session.lost = True
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
-    watch(feed, "stack")
+    watch(feed, "code")
     feed.turn("one")
     assert told.get(timeout=60)["stack"]["error"].startswith("%ddp_where needs ranks")
 
@@ -121,7 +123,7 @@ def test_what_ranks_wrote_is_told_when_it_changes(session: Asked, told: queue.Qu
     events = SimpleNamespace(changes=1, withheld={}, live_groups=lambda: ())
     session.runs.current = SimpleNamespace(cell=1, title="cell 3", events=events)
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
-    watch(feed, "console")
+    watch(feed, "output")
     for changes in (1, 1, 2):
         events.changes = changes
         feed.turn("key")

@@ -134,13 +134,13 @@ def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> Non
     timeline, page = Timeline(0, 1), Page()
     timeline.take(1, [replace(collective(0, 0, 1, None), phase=Phase.HELD)])
     page.take(timeline.news())
-    assert page.slices[0, 0][4:] == [1000, 0, PHASES.index(Phase.HELD), 0]
+    assert page.slices[0, 0][4:] == [1000, 0, PHASES.index(Phase.HELD), 0, 0]
     timeline.take(
         1, [replace(collective(0, 0, 35_001, 35_007), call=CallFacts(held_ns=35_000 * MS))]
     )
     page.take(timeline.news())
     done = PHASES.index(Phase.DONE)
-    assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000]
+    assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000, 0]
 
 
 def paused(rank: int, stop: int, began: float, ended: float = 0) -> LinePause:
@@ -154,7 +154,7 @@ def test_a_pause_at_a_line_is_time_that_the_rank_was_held_until_it_goes_on() -> 
     timeline.take(1, [collective(0, 0, 1, 2)], "cell 3", [paused(0, 1, 5)])
     page.take(timeline.news())
     ((_, number, kind, stop, *times),) = (each for each in page.slices.values() if each[1] < 0)
-    assert stop == 1 and times == [5000, 0, PHASES.index(Phase.HELD), 0]
+    assert stop == 1 and times == [5000, 0, PHASES.index(Phase.HELD), 0, 0]
     assert (page.kinds[kind][0], *page.kinds[kind][9:13]) == (
         "line 7",
         -1,
@@ -167,13 +167,67 @@ def test_a_pause_at_a_line_is_time_that_the_rank_was_held_until_it_goes_on() -> 
     both = [paused(0, 1, 5, 35_000), paused(0, 2, 35_001)]
     timeline.take(1, [collective(0, 1, 35_002, 35_003)], "cell 3", both)
     page.take(timeline.news())
-    assert page.slices[0, number][4:] == [5000, 35_000_000, PHASES.index(PAUSED), 0]
+    assert page.slices[0, number][4:] == [5000, 35_000_000, PHASES.index(PAUSED), 0, 0]
     assert len(page.slices) == 4
     assert not any(is_pause(each) for each in timeline.last(0, 4)[:1])
     timeline.end({0: 36_000 * MS}, FREED)
     page.take(timeline.news())
     assert {PHASES[each[6]] for each in page.slices.values()} == {Phase.DONE, PAUSED}
     assert set(timeline.last_arrivals()) == {(1, "default", 0), (1, "default", 1)}
+
+
+def test_of_pauses_what_nothing_happens_in_is_cut_out_of_the_axis() -> None:
+    timeline, page = Timeline(0, 2), Page()
+    timeline.take(1, [collective(0, 0, 1, 2), collective(1, 0, 1, 2)], "", [paused(0, 1, 5)])
+    news = timeline.news()
+    page.take(news)
+    assert news is not None and news["cuts"] == [], "it may go on: nothing is left out yet"
+    # Rank 1 waits since the pause began, in what rank 0 issues after it; and issues one within.
+    both = [collective(1, 1, 6, 46_002), collective(0, 1, 46_001, 46_002)]
+    timeline.take(1, both, "", [paused(0, 1, 5, 46_000)])
+    news = timeline.news()
+    assert news is not None and news["cuts"] == [[6000, 46_000_000]]
+    timeline.take(1, [collective(1, 2, 20_000, 20_001)], "", [paused(1, 1, 46_100, 46_900)])
+    assert timeline.cuts() == [
+        (6000, 20_000_000),
+        (20_001_000, 46_000_000),
+        (46_100_000, 46_900_000),
+    ]
+    held = replace(collective(0, 2, 60_000, 60_001), call=CallFacts(held_ns=5_000 * MS))
+    timeline.take(1, [held])
+    assert timeline.cuts()[-1] == (55_000_000, 60_000_000), "a step's pause is one, too"
+    timeline.take(1, [collective(0, 3, 160_000, 260_000)])
+    assert len(timeline.cuts()) == 4, "what only takes long is no pause"
+
+
+def test_where_a_rank_parted_is_behind_the_last_that_it_shared_with_those_that_wait() -> None:
+    timeline = Timeline(0, 3)
+    shared = [collective(rank, n, n, n + 0.5) for rank in (0, 1, 2) for n in (1, 2)]
+    timeline.take(1, [*shared, collective(0, 3, 3, None), collective(1, 3, 4, None)])
+    waits = [(0, 3000), (1, 4000)]
+    assert timeline.parted((2,)) == {"at": [(2, 2500)], "link": [*waits, (2, 2500)]}
+    assert timeline.parted((0, 1)) == {}, "no other rank waits"
+    timeline.take(1, [collective(2, 3, 9, None)])
+    other = timeline.parted((2,))
+    assert other == {"at": [(2, 2500)], "link": [*waits, (2, 9000)]}, "what it issued instead"
+    timeline.take(2, [collective(0, 0, 20, None)])
+    assert timeline.parted((2,)) == {"at": [], "link": [(0, 20_000)]}, "of the run before nothing"
+
+
+def test_steps_a_second_are_those_of_the_run_of_late_without_pauses() -> None:
+    timeline = Timeline(0, 1)
+    steps = [replace(collective(0, n, 100 * n, 100 * n + 1), backwards=n) for n in range(1, 11)]
+    timeline.take(1, steps)
+    assert timeline.steps_a_second(0, 1_100 * MS) == 10
+    assert timeline.steps_a_second(0, 60_000 * MS) == 0, "it makes none any more"
+    assert timeline.steps_a_second(1, 1_100 * MS) == 0
+    late = [
+        replace(each, number=n, backwards=n) for n, each in ((11, collective(0, 11, 9_100, 9_101)),)
+    ]
+    timeline.take(1, late, "", [paused(0, 1, 1_100, 9_000)])
+    assert 9 < timeline.steps_a_second(0, 9_200 * MS) <= 10
+    timeline.take(2, [replace(collective(0, 0, 9_300, 9_301), backwards=0)])
+    assert timeline.steps_a_second(0, 9_400 * MS) == 0
 
 
 def test_a_pause_that_was_dropped_for_newer_slices_does_not_come_back() -> None:

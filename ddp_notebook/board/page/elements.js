@@ -33,21 +33,26 @@ const sign = (text) => make("span", { class: "ddpb-mark", "aria-hidden": "true" 
 
 const small = (attributes, text) => make("button", { class: "ddpb-small", type: "button", ...attributes }, text);
 
-async function copy(text, button) {
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
+    const focused = document.activeElement;
     const area = make("textarea", { class: "ddpb-copying" });
     area.value = text;
-    button.after(area);
+    document.body.append(area);
     area.select();
     document.execCommand("copy");
     area.remove();
-    button.focus();
+    focused?.focus();
   }
+}
+
+async function copyAndSay(text, button) {
+  await copy(text);
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
 const copyButton = (text, of) =>
-  small({ "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
+  small({ "aria-label": `Copy ${of}`, onclick: (e) => copyAndSay(text, e.currentTarget) }, "Copy");

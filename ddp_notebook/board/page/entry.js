@@ -27,6 +27,7 @@ export default () => {
       taken = store.take(message);
     }
     store.count(message.told, taken, message.whole);
+    if (message.life) store.life = message.life;
     for (const page of pages) {
       page.received(message.now);
       if (message.kind === "took") page.asked = null;
@@ -59,7 +60,7 @@ export default () => {
         page = new Page(model, store, guard);
         store.resize(model.get("board").world_size);
         pages.add(page);
-        el.replaceChildren(page.el);
+        el.replaceChildren(page.el, page.moved);
         names.forEach((name) => model.on(`change:${name}`, draw));
         hearAlways(model, model.get("still")).then(() => guard(() => page.askForAll()));
       });

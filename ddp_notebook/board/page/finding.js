@@ -14,7 +14,7 @@ function findingBox(finding, others, act, slot) {
   return make(
     "section",
     { class: `ddpb-finding ddpb-${finding.passing ? "warn" : "bad"}` },
-    sentenceOf(finding, columns.length > 0),
+    sentenceOf(finding),
     columns.length > 0 && make("div", { class: "ddpb-sides" }, columns.slice(0, 2).map(columnBox)),
     remedyOf(finding, act),
     finding.patch.length > 0 && make("pre", { class: "ddpb-patch" }, finding.patch.map(patchLine)),
@@ -22,9 +22,7 @@ function findingBox(finding, others, act, slot) {
       "details",
       { class: "ddpb-evidence", open: slot.unfolded },
       make("summary", {}, others.length ? `Evidence and ${others.length} more ${others.length === 1 ? "finding" : "findings"}` : "Evidence", " ", categoryOf(finding)),
-      make("div", {}, finding.sentence),
       finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
-      make("code", { class: "ddpb-whole" }, finding.remedy),
       columns.length > 2 && make("div", { class: "ddpb-sides" }, columns.slice(2).map(columnBox)),
       finding.evidence.length > 0 && make("ul", {}, finding.evidence.map((fact) => make("li", {}, prose(fact)))),
       others.map((other) => make("div", { class: `ddpb-further ddpb-${other.passing ? "warn" : "bad"}` }, sentenceOf(other), categoryOf(other), remedyOf(other, act))),
@@ -38,10 +36,10 @@ function prose(text) {
   return parts.length % 2 ? parts.map((part, at) => (at % 2 ? make("code", {}, part) : part)) : text;
 }
 
-function sentenceOf(finding, short = false) {
+function sentenceOf(finding) {
   return make(
     "div",
-    { class: `ddpb-sentence${short ? " ddpb-short" : ""}`, title: finding.sentence },
+    { class: "ddpb-sentence" },
     sign(finding.symbol),
     make("b", {}, prose(finding.sentence)),
   );
@@ -54,7 +52,7 @@ function remedyOf(finding, act) {
     "div",
     { class: "ddpb-remedy" },
     make("span", { class: "ddpb-todo" }, "Fix"),
-    make("span", { class: "ddpb-fix", title: finding.remedy }, prose(finding.remedy)),
+    make("span", { class: "ddpb-fix" }, prose(finding.remedy)),
     copyButton(finding.remedy, "the fix"),
     finding.magics.map((magic) => make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => act(magic) }, "Run ", make("code", {}, magic))),
   );

@@ -11,7 +11,6 @@ const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init";
-const ASIDE = "These are the session's own ranks. Attached is: ";
 const SAVED = "This board was saved; its ranks are not connected to this page. For live ones run this cell again.";
 
 /** `asked` is what was asked last, and when: of what the kernel has not taken in since, that it waits. */
@@ -38,14 +37,20 @@ class Page {
     };
     part("rows", { role: "list", "aria-label": "Ranks" });
     this.timeline = new Timeline(this, this.rows);
+    this.legend = this.timeline.el.querySelector(".ddpb-legend");
+    this.timeline.canvas.parentElement.parentElement.append(part("walk", { hidden: true, role: "img" }));
     this.toolbar = new Toolbar(this);
+    this.clock = make("span", { class: "ddpb-clock" });
+    this.notice = [part("gone", { role: "status" }), part("loading"), part("benchmark")];
+    this.problem = [part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm"), part("answers")];
+    this.moved = make("div", { class: `ddpb-moved-${still}` }, "The board is beside the notebook. To have it here: ", make("code", {}, "%ddp_board --here"));
+    this.tabs = new Tabs(this);
     this.el.append(
-      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still} { display: none }`),
+      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still}, body:not(:has(.jupyterlab-sidecar .ddpb-of-${still})) .ddpb-moved-${still}, .jupyterlab-sidecar .ddpb-moved-${still} { display: none }`),
       part("head"),
       this.toolbar.el,
-      make("div", { class: "ddpb-slot" }, part("gone", { role: "status" }), part("loading", { hidden: true }), part("benchmark"), part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm")),
       this.timeline.el,
-      part("tabs"),
+      this.tabs.el,
     );
   }
 
@@ -106,38 +111,55 @@ class Page {
   draw() {
     if (!this.el.offsetParent) return; // hidden: drawn when a ResizeObserver reports that it is not
     const board = this.board;
-    const of = (name, none) => (this.past ? (this.past[name] ?? none) : this.get(name));
-    this.drawHead(board);
-    this.drawSlot(board, of("findings", []), this.past ? {} : this.get("benchmark"));
+    const findings = this.past ? (this.past.findings ?? []) : this.get("findings");
+    this.state = board.closed || this.wasEnded ? "ended" : stateOf(board, findings, this.model.get("stages").length);
+    // A board that was replaced leaves one line; so does one of ended ranks of which there is nothing to tell.
+    const line = Boolean(board.closed) && !(board.ended && findings.length);
+    this.el.classList.toggle("ddpb-line", line && !this.opened);
+    this.drawHead(board, findings, line);
+    this.drawProblem(board, findings);
+    this.drawBenchmark(this.past ? {} : this.get("benchmark"));
     this.drawRows(board);
     this.drawActions();
     this.tick();
     this.timeline.touch();
   }
 
-  drawHead(board) {
+  /** The state, for a glance: its colour fills the bar, whose place and height are always the same. */
+  drawHead(board, findings, line) {
+    const { state, chosen } = this;
     const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
     const about = this.get("board");
     const open = this.head.querySelector(".ddpb-notes")?.open;
-    const drawn = show(this.head, [board.headline, past, board.closed, this.wasEnded, about.notes, about.address], () => [
-      make("span", { class: "ddpb-title", title: board.headline }, board.headline),
-      (board.closed || this.wasEnded) && make("span", { class: "ddpb-category" }, "last known state"),
+    const [tone] = SESSION[state];
+    this.head.className = `ddpb-head ddpb-${tone}`;
+    const drawn = show(this.head, [state, line, this.opened, board.headline, board.what, board.run, past, [...chosen], about.notes, about.address, findings[0]?.sentence], () => [
+      make("span", { class: "ddpb-title", title: board.headline },
+        make("span", { role: "status" }, make("b", {}, state), findings.length > 0 && make("span", { class: "ddpb-heard" }, `: ${findings[0].sentence}`)),
+        ` · ${[board.what || board.headline, board.run].filter(Boolean).join(" · ")}`),
+      this.clock,
+      state === "ended" && make("span", { class: "ddpb-category" }, "last known state"),
+      line && make("button", { class: "ddpb-small", type: "button", "aria-expanded": String(Boolean(this.opened)), onclick: () => ((this.opened = !this.opened), this.draw()) }, this.opened ? "Fold" : "Show"),
+      chosen.size > 0 && make("button", { class: "ddpb-small ddpb-pick", type: "button", "aria-label": `For ${nameRanks(formatRanks(chosen))} only. Press for all ranks`, onclick: () => this.choose([]) }, `for ${nameRanks(formatRanks(chosen))} ×`),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
-      aboutBoard(about),
+      aboutBoard(about, this.legend),
     ]);
     if (drawn && open) this.head.querySelector(".ddpb-notes").open = true;
   }
 
-  /** What is to be read first, in a place of its own height. */
-  drawSlot(board, findings, benchmark) {
+  /** What is wrong, and what is to be done; of setup, what comes next. */
+  drawProblem(board, findings) {
+    // What has moved ranks is seen by their rows, but in setup; what a finding says already stands in it.
+    const wanted = (answer) => !this.tabs.closed.has(answer.number) && !(answer.magic === "%ddp_why" && answer.ok && findings.length) && (tabOf(answer) === "problem" || (!tabOf(answer) && this.state === "set-up"));
+    const answers = this.past ? [] : (this.get("answers") ?? []).filter(wanted);
     drawFindings(this.findings, findings, (magic) => this.act(magic));
-    this.drawBenchmark(benchmark);
+    show(this.answers, answers, () => answers.map((answer) => this.tabs.answer(answer)));
     const todo = board.todo ?? [];
     show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
-    const paused = formatRanks(board.rows.filter(({ role }) => role === "paused").flatMap(({ ranks }) => parseRanks(ranks)));
-    const none = paused && !board.frozen ? `Paused: ${nameRanks(paused)}. Step: one step on. Continue: run to the end.` : this.past ? "No problem had been found at that time." : board.frozen || this.wasEnded ? "No problem found." : "No problem found. If something goes wrong, it appears here; Why? asks every rank now.";
-    const calm = board.checking && !findings.length ? "Checking results…" : findings.length || benchmark.what || board.loading || todo.length ? "" : none;
-    if (this.calm.textContent !== calm) this.calm.textContent = calm;
+    const { next } = board;
+    const quiet = this.past ? "No problem had been found at that time." : board.checking ? "Checking results…" : board.frozen || this.wasEnded ? "No problem found." : "No problem found. If something goes wrong, it appears here; Why? asks every rank now.";
+    const none = this.state === "set-up" && next ? [make("b", {}, `Next: ${next.stage}. `), next.about, next.values && make("div", {}, make("code", {}, next.values))] : [quiet];
+    show(this.calm, [none.length, next, quiet, findings.length + todo.length + answers.length], () => (findings.length || todo.length || answers.length) && none.length < 2 ? [] : none);
   }
 
   /** The running benchmark. Its bar stays the same element, so that it moves. */
@@ -157,15 +179,21 @@ class Page {
   }
 
   drawRows(board) {
+    const stages = this.model.get("stages");
     this.rows.classList.toggle("ddpb-dense", board.rows.length > 16);
     this.timeline.el.classList.toggle("ddpb-folded", board.world_size > RANKS_IN_ROWS);
     show(this.rows, [board.rows, board.left_out, [...this.chosen], this.wasEnded], () => {
       this.ages = [];
       const widest = Math.max(...board.rows.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
-      this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
+      this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 14px)`);
       const more = board.left_out && make("div", { class: "ddpb-left-out" }, `and ${nameRanks(board.left_out)}`);
       return [...board.rows.map((row) => this.row(row)), more];
     });
+    this.walk.hidden = this.state === "ended" || !board.rows.some((row) => row.stages_passed < stages.length);
+    this.walk.style.setProperty("--ddpb-stages", stages.length);
+    if (this.walk.hidden) return;
+    show(this.walk, [board.rows, this.inline], () => stageWalk(board.rows, stages, this.inline));
+    this.walk.setAttribute("aria-label", `Stages passed, of ${stages.length}: ${board.rows.map((row) => `${nameRanks(row.ranks)}: ${row.stages_passed}`).join("; ")}`);
   }
 
   row(row) {
@@ -177,16 +205,7 @@ class Page {
       this.toggle(ranks);
       this.rows.querySelector(`[data-first="${row.first}"]`)?.focus();
     };
-    return rankRow(row, { look: this.look(row), stages: this.model.get("stages"), chosen, age, pick });
-  }
-
-  /** torch is being loaded. Its bar stays the same element, so that it moves. */
-  drawLoading(loading, now) {
-    this.loading.hidden = !loading;
-    if (!loading) return;
-    const bar = this.loading.firstChild ?? make("progress", { "aria-label": "Loading torch" });
-    if (!bar.parentNode) this.loading.append(bar, make("span"));
-    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${formatAge(now - loading.since_us)}`;
+    return rankRow(row, { look: this.look(row), chosen, age, pick });
   }
 
   /** What changes by itself: ages, and whether a kernel is there. */
@@ -208,14 +227,18 @@ class Page {
     this.el.classList.toggle("ddpb-aside", Boolean(aside) && !frozen);
     const quiet = `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.`;
     const side = this.el.closest(".jupyterlab-sidecar") ? " --board side" : "";
-    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? quiet : waitsFor(this.asked, time) || (aside && !frozen ? `${ASIDE}${aside}` : "");
+    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? quiet : waitsFor(this.asked, time);
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;
       this.draw();
     }
     if (ended) this.makeRoom();
-    this.drawLoading(this.board.loading, now);
+    const { loading, run_us } = this.board;
+    const load = loading ? `Loading torch, once for all ranks: ${formatAge(now - loading.since_us)}` : "";
+    if (this.loading.textContent !== load) this.loading.textContent = load;
+    const ran = run_us && this.state !== "ended" ? ` · ${formatAge(now - run_us)}` : "";
+    if (this.clock.textContent !== ran) this.clock.textContent = ran;
     for (const [element, { heard_us, since_us }] of this.ages ?? []) {
       const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
       if (element.textContent !== text) element.textContent = text;
@@ -237,11 +260,8 @@ class Page {
 
   drawActions() {
     const { past } = this;
-    const own = { past, chosen: [...this.chosen], locations: past ? (past.locations ?? []) : this.get("locations") };
-    // Of ranks that ended without a finding, nothing is left to be read below.
-    this.tabs.hidden = Boolean(this.get("board").frozen && !own.locations.length && !this.get("answers")?.length);
-    drawTabs(this.tabs, (name) => (name in own ? own[name] : this.get(name)), (message) => this.send(message));
-    this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows an earlier moment" })) : this.get("actions"), this.get("busy"));
+    this.toolbar.draw(past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows an earlier moment" })) : this.get("actions"), this.get("busy"));
+    this.tabs.draw((name) => (name === "past" ? past : name === "locations" && past ? (past.locations ?? []) : this.get(name)));
   }
 
   /** A key steps wherever in this notebook the focus is, unless the front end takes it. */
@@ -265,20 +285,19 @@ class Page {
 
   choose(ranks) {
     this.chosen = new Set(ranks);
-    this.drawRows(this.board);
-    this.drawActions();
+    this.draw();
   }
 }
 
 /** What is true of the session all the time, and what the marks mean: behind an (i). */
-function aboutBoard(board) {
+function aboutBoard(board, legend) {
   const notes = [...(board.address ? [`The ranks meet at ${board.address}`] : []), ...board.notes];
-  const marks = Object.values(ROLES).map(([mark, word, tone]) => make("span", { class: `ddpb-${tone}` }, sign(mark), word));
+  const marks = Object.entries(STATES).map(([word, [mark, tone]]) => make("span", { class: `ddpb-${tone}` }, sign(mark), word));
   return make(
     "details",
     { class: "ddpb-notes", onkeydown: (event) => event.key === "Escape" && (event.currentTarget.open = false) },
     make("summary", { "aria-label": "Notes and marks", title: "Notes and marks" }, "i"),
-    make("div", { class: "ddpb-popup" }, make("ul", {}, notes.map((note) => make("li", {}, note))), make("div", { class: "ddpb-marks" }, marks)),
+    make("div", { class: "ddpb-popup" }, make("ul", {}, notes.map((note) => make("li", {}, note))), make("div", { class: "ddpb-marks" }, marks), legend),
   );
 }
 

@@ -19,13 +19,17 @@ export function siteOf(site) {
   return cell ? { cell: Number(cell), line: Number(line) } : null;
 }
 
+function select(cell) {
+  const prompt = cell.querySelector(".jp-InputPrompt");
+  for (const kind of ["mousedown", "mouseup", "click"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, view: window, detail: 1 }));
+}
+
 /** Select the line's cell, scroll to the line and mark it until the next press; false without such a cell. */
 function goToSite(site, source) {
   const found = findLine(siteOf(site), source.trim());
   if (!found) return false;
   const { cell, line } = found;
-  const prompt = cell.querySelector(".jp-InputPrompt");
-  for (const kind of ["mousedown", "mouseup", "click"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, view: window, detail: 1 }));
+  select(cell);
   (line ?? cell).scrollIntoView({ block: "center" });
   if (line) markLine(line);
   return true;
@@ -55,4 +59,45 @@ function markLine(line) {
   document.querySelectorAll(".ddpb-line-mark").forEach((old) => old.remove());
   scroller.append(mark);
   setTimeout(() => document.addEventListener("pointerdown", () => mark.remove(), { once: true }), 50);
+}
+
+const TRAIN = "%%ddp\nmodel = DDP(torch.nn.Linear(8, 1))\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor step in range(100):\n    loss = model(torch.randn(16, 8)).pow(2).mean()\n    optimizer.zero_grad()\n    loss.backward()\n    optimizer.step()\nprint(\"loss\", loss.item())";
+const HANG = "%%ddp\nx = torch.ones(1)\nif rank != 1:\n    dist.all_reduce(x)  # rank 1 does not call it";
+const STOP = "%%ddp\nx = torch.randn(4) + rank\nbreakpoint()\ntotal = x.sum()\ndist.all_reduce(total)";
+
+/** What to begin with: cells that are put into the notebook, for the user to run. */
+function starters(el) {
+  const told = make("span", { role: "status" });
+  const insert = (code) => offer(el, code, told);
+  const card = ([label, code]) => make("figure", { class: "ddpb-source" }, make("figcaption", {}, make("b", {}, label), " ", small({ onclick: () => insert(code), "aria-label": `Insert a cell that ${label}` }, "Insert")), make("pre", {}, code));
+  return [make("p", {}, "Nothing has run yet. A cell that … ", told), make("div", { class: "ddpb-sources" }, [["trains", TRAIN], ["hangs", HANG], ["stops at a line", STOP]].map(card))];
+}
+
+/** Code for the user to run: a page runs none on the ranks by itself. `told` says where it is. */
+async function offer(el, code, told) {
+  const isIn = await insertCell(el, code);
+  if (!isIn) await copy(code);
+  told.textContent = isIn ? "It is in a new cell: run it." : "Copied: paste it into a new cell.";
+}
+
+/** Put code into a new cell below that of `el`, or below the last one; false where the page has no way to. */
+async function insertCell(el, code) {
+  const panel = el.closest(".jp-NotebookPanel") ?? [...document.querySelectorAll(".jp-NotebookPanel")].find((each) => each.checkVisibility());
+  const cell = el.closest(".jp-Cell") ?? [...(panel?.querySelectorAll(".jp-Cell") ?? [])].at(-1);
+  const insert = panel?.querySelector('[data-command="notebook:insert-cell-below"]');
+  if (!cell?.querySelector(".jp-InputPrompt") || !insert) return false;
+  select(cell);
+  insert.click();
+  for (let tries = 0; tries < 40; tries++) {
+    await new Promise((then) => setTimeout(then, 50));
+    const made = panel.querySelector(".jp-Cell.jp-mod-active");
+    const editor = made !== cell && made?.querySelector(".cm-content");
+    if (!editor || editor.textContent) continue;
+    const data = new DataTransfer();
+    data.setData("text/plain", code);
+    editor.focus();
+    editor.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+    return true;
+  }
+  return false;
 }

@@ -1,7 +1,7 @@
 // The collectives of a run as slices of time: their store, where they are drawn, the part shown.
 
-const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD] = [0, 1, 2, 3, 4, 5, 6, 7];
-const COLLECTIVE = 8; // added here: what it shares with the slices of the other ranks
+const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD, STEP] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+const COLLECTIVE = 9; // added here: what it shares with the slices of the other ranks
 const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL, RUN] =
   Array(14).keys();
 export const PHASES = ["paused", "issued", "done", "failed", "refused", "freed", "paused"]; // last: at a line
@@ -44,6 +44,7 @@ export class Store {
     this.last = 0; // of what ended by itself: what waited until it was freed must not squeeze the rest
     this.end = 0;
     this.pending = 0;
+    this.cuts = [];
   }
 
   /** Add a message; false if what it continues is not known. */
@@ -57,6 +58,8 @@ export class Store {
     message.kinds.forEach((kind, i) => (this.kinds[message.first_kind + i] = kind));
     for (const [run, title] of message.titles ?? []) this.titles.set(run, title);
     message.slices.forEach((slice) => this.add(slice));
+    let before = 0;
+    this.cuts = (message.cuts ?? []).map(([from, to]) => ({ from, to, before: (before += to - from) - to + from }));
     this.skipped = message.skipped;
     return true;
   }
@@ -154,6 +157,25 @@ export class Store {
     return run;
   }
 
+  /** A time as the axis has it: without the pauses before it. */
+  axis(at) {
+    const cut = this.cuts.findLast(({ from }) => from < at);
+    return cut ? at - cut.before - Math.min(at, cut.to) + cut.from : at;
+  }
+
+  /** The inverse of `axis`. */
+  timeOf(place) {
+    const cut = this.cuts.findLast(({ from, before }) => from - before < place);
+    return cut ? place + cut.before + cut.to - cut.from : place;
+  }
+
+  /** The steps that a row begins in a part of the axis: which, counted from 0, and where. */
+  steps(rank, from, to) {
+    const seen = this.seen(rank, this.timeOf(from), this.timeOf(to)).filter((each) => each[STEP]);
+    const begun = seen.filter((each, i) => (i ? each[STEP] !== seen[i - 1][STEP] : each[STEP] === 1));
+    return begun.map((each) => [each[STEP] - 1, this.axis(calledAt(each))]);
+  }
+
   /** What of a rank's row reaches into a part of time. */
   seen(rank, from, to) {
     const list = this.rows.get(rank)?.list ?? [];
@@ -197,6 +219,29 @@ const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED
 /** Whether a slice was issued well before `until`; the end of the one before is recorded a bit late. */
 const within = (slice, until, now) => slice[ISSUED] + 0.2 * (endOf(slice, now) - slice[ISSUED]) < until;
 
+/** What slices are in sum, by operation: how many, how long, and who was waited for. */
+export function sums(slices, store, now) {
+  const of = new Map();
+  for (const slice of slices) {
+    const name = store.kinds[slice[KIND]]?.[OPERATION];
+    if (!name || slice[NUMBER] < 0) continue;
+    const all = of.get(name) ?? { took: 0, count: 0, met: new Set(), waited: new Map() };
+    of.set(name, all);
+    const { over, last, lastRank } = slice[COLLECTIVE] ?? {};
+    const spent = (until) => store.axis(until) - store.axis(slice[ISSUED]);
+    const took = spent(endOf(slice, now));
+    all.took += took;
+    all.count++;
+    all.met.add(slice[COLLECTIVE] ?? slice);
+    if (over && last > slice[ISSUED]) all.waited.set(lastRank, (all.waited.get(lastRank) ?? 0) + Math.min(took, spent(last)));
+  }
+  return [...of].map(([name, { took, count, met, waited }]) => {
+    const [rank, longest] = [...waited].reduce((a, b) => (b[1] > a[1] ? b : a), [0, 0]);
+    const share = Math.round((100 * longest) / (took || 1));
+    return `${met.size} ${name}, ${formatSpan(took / count)} each${share ? `, ${share} % waiting for rank ${rank}` : ""}`;
+  });
+}
+
 /** Whether slices of a row overlap in time. */
 export function overlap(slices, now) {
   let until = -Infinity;
@@ -209,11 +254,10 @@ export function overlap(slices, now) {
 
 /**
  * Where slices of a row are drawn, from left to right: `place(slice, x0, x1, top, tall)`, the last two
- * as parts of the row's height. Of slices that would cover each other one is placed. Slices that
- * overlap in time are drawn below each other where there is room for two.
+ * as parts of the row's height. Of slices that would cover each other one is placed. With two
+ * `floors` slices that overlap in time are drawn below each other.
  */
-export function layOut(slices, x, now, roomForTwo, place) {
-  const floors = roomForTwo && overlap(slices, now) ? 2 : 1;
+export function layOut(slices, x, now, floors, place) {
   const covered = [-Infinity, -Infinity];
   const ends = [-Infinity, -Infinity];
   for (const slice of slices) {
@@ -229,7 +273,7 @@ export function layOut(slices, x, now, roomForTwo, place) {
   }
 }
 
-/** The part of time that is shown: it follows the end until the user moves it. */
+/** The part of the axis that is shown: it follows the end until the user moves it. */
 export class Window {
   constructor() {
     this.follow = true;
@@ -241,13 +285,14 @@ export class Window {
     if (!this.follow || !store.rows.size) return false;
     const newest = [...store.rows.values()].map(({ list }) => store.newest(list, 24));
     const latest = Math.max(...newest.map(([, run]) => run ?? 0));
-    const from = Math.min(...newest.filter(([, run]) => (run ?? 0) === latest).map(([slice]) => calledAt(slice)));
-    const shown = Math.max(store.last - from, 200);
+    const from = store.axis(Math.min(...newest.filter(([, run]) => (run ?? 0) === latest).map(([slice]) => calledAt(slice))));
+    const [last, end] = [store.axis(store.last), store.axis(now)];
+    const shown = Math.max(last - from, 200);
     // A long wait must not push its history out of sight.
-    const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
+    const to = store.pending ? Math.min(end, last + Math.max(0.4 * shown, 2e4)) : last + 0.03 * shown;
     const near = this.set && Math.abs(this.from - from) < 0.04 * shown && to <= this.to && to > this.to - 0.2 * shown;
     if (!near) [this.from, this.to, this.set] = [from - 0.02 * shown, Math.max(to, from + 100), true];
-    return store.pending > 0 && now <= this.to;
+    return store.pending > 0 && end <= this.to;
   }
 
   get span() {
@@ -275,10 +320,10 @@ export class Window {
   }
 
   fit(store, now) {
-    const run = store.runAt((this.from + this.to) / 2);
+    const run = store.runAt(store.timeOf((this.from + this.to) / 2));
     this.follow = false;
-    const [from, to, open] = store.spanOf(run);
-    const end = open ? Math.max(now, to) : to;
+    const [first, to, open] = store.spanOf(run);
+    const [from, end] = [first, open ? Math.max(now, to) : to].map((at) => store.axis(at));
     const span = Math.max(end - from, 100);
     [this.from, this.to] = [from - 0.02 * span, end + 0.02 * span];
   }

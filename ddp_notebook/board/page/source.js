@@ -1,11 +1,4 @@
-// The lines at which ranks are paused: buttons and keys to step, who stands where, breakpoints.
-
-const STEPS = [["step", "Next", "F10"], ["into", "Into", "F11"], ["out", "Out", "Shift+F11"], ["continue", "Continue", "F8"]];
-const ONLY_AT_LINES = ["into", "out"];
-
-/** The button of the toolbar that a key stands for. */
-export const stepOf = ({ key, shiftKey, ctrlKey, altKey, metaKey }) =>
-  ctrlKey || altKey || metaKey ? undefined : STEPS.find(([, , known]) => known === `${shiftKey ? "Shift+" : ""}${key}`)?.[0];
+// The lines at which ranks are paused: who stands where, breakpoints, the values there.
 
 /** What a click beside a line does: sets a breakpoint there, or takes it away. */
 export function breakOf(file, line) {
@@ -13,31 +6,41 @@ export function breakOf(file, line) {
   return known ? `%ddp_break --clear ${known.number}` : file.break && `${file.break}${line}`;
 }
 
+/** Rows in the order of what is looked for: first the names on the lines at which ranks are. */
+export function nearFirst(rows, files) {
+  const here = files.flatMap(({ lines, at }) => lines.filter(([number]) => at.some(({ line }) => line === number)));
+  const names = new Set(here.flatMap(([, text]) => text.match(/[A-Za-z_]\w*/g) ?? []));
+  return [...rows].sort((one, other) => names.has(other.name) - names.has(one.name));
+}
+
 /** `state` gives what is known by its name, `act` runs a magic. */
 class Source {
-  constructor(body) {
-    this.buttons = STEPS.map(([name, label, key]) => make("button", { class: "ddpb-action", type: "button", "data-step": name, onclick: (e) => e.currentTarget.act?.() }, label, make("kbd", { "aria-hidden": "true" }, key.replace("Shift+", "⇧"))));
-    this.title = make("span", { role: "status" });
+  constructor(page, act) {
+    this.act = act;
+    const ranks = () => (page.chosen.size ? ` --ranks ${formatRanks(page.chosen)}` : "");
+    const told = make("span", { role: "status" });
+    this.words = make("span", { role: "status" });
+    const ask = make("input", { type: "search", placeholder: "an expression, Enter", "aria-label": "Evaluate on the chosen ranks, by a new cell", onkeydown: (e) => e.key === "Enter" && e.target.value && offer(page.el, `%ddp_print${ranks()} ${e.target.value}`, told) });
+    this.set = (name, value) => offer(page.el, `%ddp_set${ranks()} ${name} = ${value}`, told);
+    this.title = make("div", { class: "ddpb-about" }, this.words, ask, told);
     this.code = make("div", { class: "ddpb-code", onkeydown: (e) => this.key(e) });
     this.aside = make("div");
-    this.about = make("div", { class: "ddpb-about" }, make("div", { class: "ddpb-steps", role: "toolbar", "aria-label": "Step" }, this.buttons), this.title);
-    body.append(this.about, this.code, this.aside);
+    this.el = make("div", { class: "ddpb-stops" }, this.title, this.code, this.aside);
   }
 
-  draw(state, act) {
-    const { title = "", files = [] } = state("past") ? {} : state("stops");
-    this.buttons.forEach((button, i) => this.drawButton(button, STEPS[i], state, act));
+  draw(state, { title = "", files = [], breakpoints = [] }) {
     this.code.classList.toggle("ddpb-old", isMoving(state));
     // What is shown stays until all have arrived.
-    if (isMoving(state) && this.code.firstChild) return;
-    show(this.title, title, () => title || "No rank is paused at a line: breakpoint() and %ddp_break do that.");
+    if (isMoving(state)) return;
+    show(this.words, title, () => title);
     const focused = this.code.contains(document.activeElement) && document.activeElement.dataset.at;
-    if (show(this.code, files, () => files.map((file) => codeOf(file, act)))) this.reveal();
+    if (show(this.code, files, () => files.map((file) => codeOf(file, this.act)))) this.reveal();
     if (focused) this.code.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     const [stack, table] = [state("stack"), state("variables")];
-    show(this.aside, files.length ? [stack?.classes, table?.sections] : [], () => files.length > 0 && [
+    show(this.aside, [stack?.classes, table?.sections, files, breakpoints], () => [
       (stack?.classes ?? []).map(pathOf),
-      (table?.sections ?? []).map(variablesOf),
+      (table?.sections ?? []).map((section) => variablesOf({ ...section, rows: nearFirst(section.rows, files) }, this.set)),
+      breakpoints.length > 0 && make("ul", { class: "ddpb-breakpoints", "aria-label": "Breakpoints" }, breakpoints.map(({ number, text, off }) => make("li", {}, text, off && " (off)", " ", small({ "aria-label": `Clear breakpoint ${number}`, onclick: () => this.act(`%ddp_break --clear ${number}`) }, "×")))),
     ]);
   }
 
@@ -49,16 +52,6 @@ class Source {
     if (next) event.preventDefault();
   }
 
-  drawButton(button, [name, label, key], state, act) {
-    const action = state("actions").find((each) => each.name === name);
-    const magic = action ? magicFor(action, new Set(state("chosen"))) : "";
-    const whyNot = !action || state("past") ? "not now" : isMoving(state) ? "running" : action.why_not;
-    const says = `${magic}${whyNot ? `: ${whyNot}` : ""}`;
-    button.act = () => whyNot || act(magic);
-    for (const [attribute, value] of [["aria-disabled", Boolean(whyNot)], ["aria-label", `${label} ${magic}`], ["aria-keyshortcuts", key], ["title", `${says} (${key})`]])
-      if (button.getAttribute(attribute) !== String(value)) button.setAttribute(attribute, value);
-  }
-
   /** Scroll to the stops, no farther than it takes to see them. In a narrow board the whole panel scrolls. */
   reveal() {
     const here = [...this.code.querySelectorAll(".ddpb-here")];
@@ -66,7 +59,7 @@ class Source {
     const own = this.code.scrollHeight > this.code.clientHeight;
     const box = own ? this.code : this.code.closest("[role=tabpanel]");
     const top = (line) => line.getBoundingClientRect().top - box.getBoundingClientRect().top + box.scrollTop;
-    const highest = top(here[0]) - 20 - (own ? 0 : this.about.offsetHeight);
+    const highest = top(here[0]) - 20 - (own ? 0 : this.title.offsetHeight);
     box.scrollTop = Math.min(highest, Math.max(top(here.at(-1)) + 40 - box.clientHeight, box.scrollTop));
   }
 }
@@ -91,7 +84,7 @@ function codeRow(file, number, text, act) {
   return make("div", { class: at ? "ddpb-here" : null },
     magic && make("button", { class: `ddpb-gutter${known?.off ? " ddpb-off" : ""}`, type: "button", "data-at": `${file.name}:${number}`, "aria-pressed": String(Boolean(known)), "aria-label": `Breakpoint at line ${number}`, title: known ? `${known.text}. ${magic}` : magic, tabindex: at || known ? "0" : "-1", onclick: () => act(magic) }),
     make("i", {}, String(number)),
-    make("code", {}, text || " "),
+    make("code", {}, text || (number === 1 && !file.path ? "%%ddp" : " ")),
     at && make("b", { title: at.text }, `◂ ${nameRanks(at.ranks)}`));
 }
 

@@ -1,20 +1,10 @@
-// Below the ranks, in one place of fixed height: tabs for their stacks, variables, output and runs, and
-// one for the answer of each button. The kernel is asked for what is open, and tells when it changes.
+// Below the ranks, in one place of fixed height: tabs for what is wrong, the code, variables, output and
+// runs. The kernel is asked for what is open, and tells when it changes.
 
-const TABS = [["stack", "Stack"], ["source", "Source"], ["variables", "Variables"], ["console", "Console"], ["history", "History"]];
+const TABS = [["problem", "Problem"], ["code", "Code"], ["variables", "Variables"], ["output", "Output"], ["history", "History"]];
 /** On what has the focus: keys pressed there are not the notebook's, where an arrow goes to the next cell. */
 const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
 const MOST_COLUMNS = 8; // of ranks beside each other; more are written below each other
-
-/**
- * Draw all of it into `element`. `state` gives a part of what is known by its name, as
- * `widget.py` names them (`locations`, `answers`, ...); what is of the past has none of the lines
- * of now (`state("past")`). `send` sends a message to the kernel.
- */
-function drawTabs(element, state, send) {
-  element.tabs ??= new Tabs(element, send);
-  element.tabs.draw(state);
-}
 
 /** Neighbours of a row that have the same value, as one: `[first, how many, value]`. */
 export function spans(ranks, cells) {
@@ -41,14 +31,8 @@ export function found(text, query) {
   return parts;
 }
 
-/** What a tab with an answer is called: `%ddp_step --to end` is `Step`. */
-export function labelOf(magic) {
-  const name = /^%ddp_(\w+)/.exec(magic)?.[1] ?? "answer";
-  return name[0].toUpperCase() + name.slice(1);
-}
-
-/** Which tab a new answer is shown in: where ranks are has its own, with links. */
-export const tabOf = ({ magic, ok, number }) => (ok && magic === "%ddp_where" ? "stack" : `answer-${number}`);
+/** Which tab shows a new answer: that of what moved ranks is seen by their rows, unless it did not work. */
+export const tabOf = ({ magic, ok }) => (!ok ? "problem" : /^%ddp_(step|abort|restart|break)/.test(magic) ? "" : magic === "%ddp_where" ? "code" : "problem");
 
 const codeAround = (lines, line, hidden) =>
   lines.length > 0 &&
@@ -57,45 +41,61 @@ const codeAround = (lines, line, hidden) =>
 // ---- the tabs
 
 class Tabs {
-  constructor(element, send) {
-    this.send = send;
-    this.chosen = "stack";
+  constructor(page) {
+    this.page = page;
+    this.send = (message) => page.send(message);
+    this.chosen = "problem";
     this.closed = new Set();
     this.id = `ddpb-${Math.random().toString(36).slice(2)}`;
     this.bodies = new Map();
     this.list = make("div", { class: "ddpb-tablist", role: "tablist", "aria-label": "More about the ranks", onkeydown: (e) => this.key(e) });
+    this.fold = small({ class: "ddpb-small ddpb-fold", "aria-expanded": "true", "aria-label": "Show what is below", ...OWN_KEYS, onclick: () => this.folded(!this.el.classList.contains("ddpb-shut")) }, "▾");
     this.panel = make("div", { class: "ddpb-panel", role: "tabpanel", id: `${this.id}-panel`, tabindex: "0", ...OWN_KEYS });
-    element.append(this.list, this.panel);
+    this.el = make("div", { class: "ddpb-tabs" }, make("div", { class: "ddpb-tabbar" }, this.list, this.fold), page.notice, this.panel);
+    this.body("problem").append(...page.problem);
+  }
+
+  folded(shut) {
+    this.el.classList.toggle("ddpb-shut", shut);
+    this.fold.setAttribute("aria-expanded", String(!shut));
+    this.fold.textContent = shut ? "▸" : "▾";
   }
 
   draw(state) {
     this.state = state;
-    const { frozen } = state("board") ?? {};
-    this.fixed = frozen ? TABS.slice(0, 1) : TABS;
-    this.answers = (state("answers") ?? []).filter(({ number }) => !this.closed.has(number));
-    const newest = Math.max(0, ...this.answers.map(({ number }) => number));
-    if (this.newest != null && newest > this.newest) this.choose(tabOf(this.answers.find(({ number }) => number === newest)));
-    this.newest = Math.max(this.newest ?? 0, newest);
-    const standing = Boolean(state("stops").files?.length) && !state("past");
-    if (standing && !this.standing && !frozen) this.choose("source");
-    this.standing = standing || (this.standing && isMoving(state));
-    if (!this.known(this.chosen)) this.chosen = "stack";
+    const { frozen, aside } = state("board");
+    this.fixed = TABS.slice(0, aside ? 1 : frozen ? 2 : 5);
+    const answers = state("answers") ?? [];
+    const newest = answers.reduce((one, other) => (other.number > one.number ? other : one), { number: 0, magic: "", ok: true });
+    const isNew = this.newest != null && newest.number > this.newest;
+    this.newest = Math.max(this.newest ?? 0, newest.number);
+    // The tab follows the state, and a new finding; until then the user's own choice holds.
+    const { state: now } = this.page;
+    const key = [now, state("past") ? "" : state("findings")[0]?.sentence].join();
+    if (key !== this.followed) {
+      this.followed = key;
+      if (["hang", "error", "paused"].includes(now)) this.grow();
+      this.choose(SESSION[now][1]);
+    }
+    if (isNew && tabOf(newest)) this.choose(tabOf(newest));
+    if (isNew && newest.magic === "%ddp_why") this.panel.querySelector(".ddpb-evidence")?.setAttribute("open", "");
+    if (!this.known(this.chosen)) this.chosen = "problem";
     this.drawList();
     this.drawPanel();
   }
 
-  get named() {
-    const own = this.answers.filter((answer) => tabOf(answer).startsWith("answer-"));
-    return [...this.fixed, ...own.map((answer) => [tabOf(answer), labelOf(answer.magic), answer])];
+  /** In a cell, what is wrong and the code get more room, once: what moved the page would do so again. */
+  grow() {
+    this.el.classList.add("ddpb-tall");
   }
 
   known(name) {
-    return this.named.some(([each]) => each === name);
+    return this.fixed.some(([each]) => each === name);
   }
 
   /** Open a tab. The kernel is told, and tells what is in it until another is opened. */
   choose(name, focus = false) {
-    this.chosen = this.known(name) ? name : "stack";
+    this.chosen = this.known(name) ? name : "problem";
     this.drawList();
     this.drawPanel();
     this.watch();
@@ -107,44 +107,35 @@ class Tabs {
   }
 
   watch() {
-    this.watching = this.fixed.length > 1 && !this.chosen.startsWith("answer-");
-    this.send({ kind: "watch", tab: this.watching ? this.chosen : "" });
+    this.send({ kind: "watch", tab: this.fixed.length > 2 ? this.chosen : "" });
   }
 
   close(number) {
     this.closed.add(number);
     this.send({ kind: "close", number });
-    this.draw(this.state);
+    this.page.draw();
     this.focusTab();
   }
 
   key(event) {
-    const names = this.named.map(([name]) => name);
+    const names = this.fixed.map(([name]) => name);
     const at = names.indexOf(this.chosen);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
-    const answer = this.named[at]?.[2];
-    if (to != null) this.choose(names.at(to % names.length), true);
-    else if (event.key === "Delete" && answer) this.close(answer.number);
-    else return;
+    if (to == null) return;
+    this.choose(names.at(to % names.length), true);
     event.preventDefault();
     event.stopPropagation();
   }
 
   drawList() {
-    const key = [this.named.map(([name, label, answer]) => [name, label, answer?.old, answer?.ok]), this.chosen];
     const focused = this.list.contains(document.activeElement);
-    const drawn = show(this.list, key, () =>
-      this.named.map(([name, label, answer]) => {
+    const drawn = show(this.list, [this.fixed.length, this.chosen], () =>
+      this.fixed.map(([name, label]) => {
         const chosen = name === this.chosen;
-        return make(
-          "button",
-          {
-            class: `ddpb-tab${answer && !answer.ok ? " ddpb-bad" : ""}`, type: "button", role: "tab", id: `${this.id}-${name}`, "aria-selected": String(chosen),
-            "aria-controls": `${this.id}-panel`, tabindex: chosen ? "0" : "-1", title: answer && `${answer.magic}. Delete closes it`, onclick: () => this.choose(name), ...OWN_KEYS,
-          },
-          label,
-          answer?.old && make("small", {}, " old"),
-        );
+        return make("button", {
+          class: "ddpb-tab", type: "button", role: "tab", id: `${this.id}-${name}`, "aria-selected": String(chosen), "aria-controls": `${this.id}-panel`, tabindex: chosen ? "0" : "-1",
+          onclick: () => (this.folded(false), this.grow(), this.choose(name)), ...OWN_KEYS,
+        }, label);
       }),
     );
     if (drawn && focused) this.focusTab();
@@ -153,7 +144,7 @@ class Tabs {
 
   /** The element that a tab draws into; it stays, with what was typed and unfolded in it. */
   body(name) {
-    if (!this.bodies.has(name)) this.bodies.set(name, make("div", { class: `ddpb-in-${name.split("-")[0]}${name.startsWith("answer-") ? " ddpb-answer" : ""}` }));
+    if (!this.bodies.has(name)) this.bodies.set(name, make("div", { class: `ddpb-in-${name}` }));
     return this.bodies.get(name);
   }
 
@@ -161,12 +152,10 @@ class Tabs {
     const name = this.chosen;
     const body = this.body(name);
     if (this.panel.firstChild !== body) this.panel.replaceChildren(body);
-    if (name === "stack") this.drawStack(body);
-    else if (name === "source") (body.source ??= new Source(body)).draw(this.state, (magic) => this.send({ kind: "do", magic }));
+    if (name === "code") this.drawCode(body);
     else if (name === "variables") this.drawVariables(body);
-    else if (name === "console") this.drawConsole(body);
+    else if (name === "output") this.drawOutput(body);
     else if (name === "history") this.drawHistory(body);
-    else this.drawAnswer(body, this.named.find(([each]) => each === name)[2]);
   }
 
   /** Of which run and when it is, and a button to ask again. */
@@ -176,17 +165,30 @@ class Tabs {
       small({ onclick: () => this.watch() }, content ? "Refresh" : "Ask the ranks"));
   }
 
-  // -- stacks
+  // -- code: where ranks are paused, else where they are
+
+  drawCode(body) {
+    if (!body.firstChild) {
+      this.source = new Source(this.page, (magic) => this.send({ kind: "do", magic }));
+      this.stack = make("div");
+      body.append(this.source.el, this.stack);
+    }
+    const stops = this.state("past") ? {} : this.state("stops");
+    const paused = Boolean(stops.files?.length || (isMoving(this.state) && !this.source.el.hidden && this.source.code.firstChild));
+    [this.source.el.hidden, this.stack.hidden] = [!paused, paused];
+    if (paused) this.source.draw(this.state, stops);
+    else this.drawStack(this.stack);
+  }
 
   drawStack(body) {
-    const stack = this.fixed.length > 1 ? this.state("stack") : null;
-    const locations = this.state("past") ? [] : this.state("locations") ?? [];
-    const asked = stack && !this.state("past");
-    show(body, [asked ? stack : locations, Boolean(asked), this.fixed.length], () => [
-      this.fixed.length > 1 && this.about(asked && stack, "%ddp_where"),
+    const live = this.fixed.length > 2 && !this.state("past");
+    const stack = live ? this.state("stack") : null;
+    const locations = this.state("locations") ?? [];
+    show(body, [stack ?? locations, live], () => [
+      live && this.about(stack, "%ddp_where"),
       stack?.error && make("p", {}, stack.error),
-      make("div", { class: "ddpb-sources" }, asked && !stack.error ? stack.classes.map(stackOf) : locations.map(sourceOf)),
-      !asked && !locations.length && hint("No rank is waiting in a collective."),
+      make("div", { class: "ddpb-sources" }, stack && !stack.error ? stack.classes.map(stackOf) : locations.map(sourceOf)),
+      !stack && !locations.length && hint("No rank is waiting in a collective."),
     ]);
   }
 
@@ -202,14 +204,14 @@ class Tabs {
     }
     const [head, , tables] = body.children;
     show(head, [table?.at, table?.of], () => this.about(table, "%ddp_vars"));
-    show(tables, [table, this.seek.value, this.onlyOdd.checked], () => {
+    show(tables, [table, this.seek.value, this.onlyOdd.checked, this.page.get("board").run], () => {
       if (!table) return hint("Asking ranks…");
       if (table.error) return make("p", {}, table.error);
       const wanted = (row) => row.name.toLowerCase().includes(this.seek.value.toLowerCase()) && (row.differs || !this.onlyOdd.checked);
       const sections = table.sections.map((section) => ({ ...section, rows: section.rows.filter(wanted) })).filter(({ rows, left_out: more }) => rows.length || more);
       return [
-        ...sections.map(variablesOf),
-        !sections.length && hint(table.sections.some(({ rows }) => rows.length) ? "None of them." : "No variables are defined on the ranks yet."),
+        ...sections.map((section) => variablesOf(section)),
+        !sections.length && (table.sections.some(({ rows }) => rows.length) ? hint("None of them.") : this.page.get("board").run ? hint("No variables are defined on the ranks yet.") : starters(this.page.el)),
         ...table.notes.map((note) => hint(note)),
       ];
     });
@@ -217,10 +219,10 @@ class Tabs {
 
   // -- output
 
-  drawConsole(body) {
+  drawOutput(body) {
     const output = this.state("console");
     if (!body.firstChild) {
-      const again = () => this.drawConsole(body);
+      const again = () => this.drawOutput(body);
       this.search = make("input", { type: "search", placeholder: "search", "aria-label": "Search what ranks wrote", oninput: again });
       this.rank = make("select", { "aria-label": "Rank", onchange: again, ...OWN_KEYS });
       body.append(make("div", { class: "ddpb-about" }, this.rank, this.search, make("span", { role: "status" })), make("div"));
@@ -270,20 +272,24 @@ class Tabs {
         : hint(runs ? "Nothing has run yet." : "…"));
   }
 
-  drawAnswer(body, answer) {
-    show(body, answer, () => [
+  answer(answer) {
+    return make("section", { class: "ddpb-answer" },
       make("div", { class: `ddpb-about${answer.ok ? "" : " ddpb-bad"}` },
         make("code", {}, answer.magic), answer.ok ? "" : make("b", {}, "did not work"),
         make("span", {}, [answer.of, answer.at].filter(Boolean).join(" · ")),
         answer.old && make("span", { class: "ddpb-category" }, "outdated: a newer run has started"),
         copyButton(answer.text, "the answer"),
-        small({ "aria-label": `Close ${labelOf(answer.magic)}`, onclick: () => this.close(answer.number) }, "× Close")),
-      make("pre", { class: answer.old ? "ddpb-old" : "" }, answer.text),
-    ]);
+        small({ "aria-label": `Close the answer of ${answer.magic}`, onclick: () => this.close(answer.number) }, "× Close")),
+      make("div", { class: answer.old ? "ddpb-old" : "" }, answer.nodes?.length ? answer.nodes.map(nodeOf) : make("pre", {}, answer.text)));
   }
 }
 
 // ---- what is in them
+
+const ANSWER = "b br code details div li ol p pre small span strong summary table tbody td th thead tr ul".split(" ");
+
+/** An element of an answer, which the kernel sends as lists: of these kinds, and its text stays text. */
+const nodeOf = (node) => (typeof node === "string" ? node : make(ANSWER.includes(node[0]) ? node[0] : "span", Object.fromEntries(Object.entries(node[1]).filter(([name]) => ["colspan", "rowspan", "scope"].includes(name))), node[2].map(nodeOf)));
 
 /** The lines in which ranks wait, as the kernel knows them without asking. */
 function sourceOf({ ranks, call_site, callers, lines, line }) {
@@ -313,16 +319,33 @@ function stackOf({ ranks, state, frames }) {
   return make("figure", { class: "ddpb-source" }, make("figcaption", { title: state }, make("b", {}, nameRanks(ranks)), ` ${state}`), parts);
 }
 
-/** Variables by name, with a column for each rank; of many ranks, a line for each value. */
-function variablesOf({ title, ranks: text, rows, left_out }) {
+/** What the values of a row share, as `float32 [4, 8] cpu`, and what is left of each: a number, if that says it. */
+export function shared(cells) {
+  const parts = cells.filter(({ absent }) => !absent).map(({ text }) => /^(\w+ \[[\d, ]*\] \w+(?::\d+)?)[:,] (?:(mean) (\S+?)(?:,.*)?|(.*))$/.exec(text) ?? []);
+  const [, kind, mean] = parts[0] ?? [];
+  if (!kind || parts.some((part) => part[1] !== kind || part[2] !== mean)) return ["", cells.map(({ text }) => text)];
+  return [`${kind}${mean ? ", mean" : ""}`, cells.map(({ absent }) => (absent ? "" : (([, , , number, rest]) => number ?? rest)(parts.shift())))];
+}
+
+/** Variables by name, with a column for each rank; of many ranks, a line for each value. `set` changes one. */
+function variablesOf({ title, ranks: text, rows, left_out }, set = null) {
   const ranks = parseRanks(text);
   const wide = ranks.length > MOST_COLUMNS;
-  const words = ({ text: value, note, absent }) => [absent ? "—" : value, note && make("small", {}, note)];
-  const cell = (value, attributes) => make("td", { class: value.odd ? "ddpb-odd" : null, title: value.text, ...attributes }, words(value));
-  const head = (row, count = 1) => make("th", { scope: "row", rowspan: count, title: row.summary }, row.name, row.differs && make("b", { class: "ddpb-differs", title: row.summary }, " ≠"), row.summary && make("small", {}, row.summary));
-  const lines = (row) => wide
-    ? row.cells.map((value, i) => make("tr", {}, i === 0 && head(row, row.cells.length), make("td", {}, nameRanks(value.ranks)), cell(value)))
-    : make("tr", {}, head(row), spans(ranks, row.cells).map(([, count, value]) => cell(value, { colspan: count })));
+  const head = (row, kind, count = 1) => make("th", { scope: "row", rowspan: count, title: row.summary }, row.name, row.differs && make("b", { class: "ddpb-differs", title: row.summary }, " ≠"), kind && make("small", {}, ` ${kind}`));
+  const lines = (row) => {
+    const [kind, words] = shared(row.cells);
+    // How far it is along from the least to the greatest, as a bar behind the number.
+    const numbers = words.map((each) => (each === "" ? NaN : Number(each)));
+    const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
+    const cell = (value, attributes) => {
+      const at = row.cells.indexOf(value);
+      const share = most > least ? `--ddpb-share: ${Math.round((100 * (numbers[at] - least)) / (most - least))}%` : null;
+      return make("td", { class: [value.odd && "ddpb-odd", share && "ddpb-number"].filter(Boolean).join(" "), style: share, title: value.text + (set ? ". Double click: change it" : ""), ondblclick: () => set?.(row.name, kind ? row.name : value.text), ...attributes }, value.absent ? "—" : words[at], value.note && make("small", {}, value.note));
+    };
+    return wide
+      ? row.cells.map((value, i) => make("tr", {}, i === 0 && head(row, kind, row.cells.length), make("td", {}, nameRanks(value.ranks)), cell(value)))
+      : make("tr", {}, head(row, kind), spans(ranks, row.cells).map(([, count, value]) => (value ? cell(value, { colspan: count }) : make("td", { colspan: count }))));
+  };
   return make("table", {},
     make("caption", {}, `${title[0].toUpperCase()}${title.slice(1)}`, wide && `, ${nameRanks(text)}`),
     make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "name"), (wide ? ["ranks", "value"] : ranks.map((rank) => `rank ${rank}`)).map((word) => make("th", { scope: "col" }, word)))),

@@ -17,9 +17,15 @@ function hatch(colour, light = false) {
   return tile;
 }
 
-const ROW_HEIGHT = 40; // of a rank's row with its timeline in it; board.css has it, too
+const ROW_HEIGHT = 24; // of a rank's row with its timeline in it; board.css has it, too
 const LEAST_BAD = 5; // pixels: what failed at once is to be seen
+const HELP = "Drag: sums of a part; Enter: of all shown. Ctrl+wheel, W, S: zoom. Shift+wheel, A, D: move. Arrows: the next. Home: the run. End: now. Steps are backward passes, from 0.";
 const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
+
+const path = (brush, points, x0 = 0, y0 = 0) => {
+  brush.beginPath();
+  for (const [x, y] of points) brush.lineTo(x + x0, y + y0);
+};
 
 class Timeline {
   /** `rows` is the element of the ranks' rows: where each rank has one, its timeline is in it. */
@@ -32,9 +38,9 @@ class Timeline {
       tabindex: "0",
       role: "img",
       "data-lm-suppress-shortcuts": "true", // Notebook 7 would go to the next cell
-      "aria-label": "Timeline of collectives. Arrow keys go from one to the next; plus and minus zoom.",
+      "aria-label": `Timeline of collectives. ${HELP}`,
       onpointermove: (e) => this.move(e),
-      onpointerleave: () => this.point(null),
+      onpointerleave: () => this.selected || this.point(null),
       onpointerdown: (e) => this.grab(e),
       onlostpointercapture: () => (this.grabbed = null), // released, or taken over by a scroll
       ondblclick: () => this.fit(),
@@ -43,10 +49,11 @@ class Timeline {
     this.canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
     this.tip = make("div", { class: "ddpb-tip", role: "status", hidden: true });
     this.frameAt = make("div", { class: "ddpb-at", hidden: true });
-    this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
+    this.life = make("div", { class: "ddpb-life" });
+    this.pause = this.button("Pause", () => (this.window.follow ? this.pan(0) : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time", "data-lm-suppress-shortcuts": "true", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
+    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["part", "parted"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
     this.el = make(
       "div",
       { class: "ddpb-timeline", role: "group", "aria-label": "Collectives" },
@@ -61,9 +68,16 @@ class Timeline {
         this.slider,
         this.info,
       ),
-      make("div", { class: "ddpb-lanes" }, rows, make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip)),
-      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
+      make("div", { class: "ddpb-lanes" }, rows, make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip), this.life),
+      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text)), make("p", {}, HELP)),
     );
+  }
+
+  /** Open or close what says the keys and marks. */
+  help() {
+    const notes = this.page.el.querySelector(".ddpb-notes");
+    notes.open = !notes.open;
+    if (notes.open) notes.firstChild.focus();
   }
 
   button(text, act, label = null) {
@@ -88,11 +102,6 @@ class Timeline {
     this.touch();
   }
 
-  hold() {
-    this.window.follow = false;
-    this.touch();
-  }
-
   goLive() {
     this.window.follow = true;
     this.window.set = false;
@@ -114,7 +123,7 @@ class Timeline {
     const { store } = this.page;
     const { now: end = store.last, began = store.first } = this.page.get("board");
     const at = began + (Number(this.slider.value) / 1000) * (Math.max(end, store.last) - began);
-    this.window.centre(at);
+    this.window.centre(store.axis(at));
     this.touch();
     clearTimeout(this.asking);
     this.asking = setTimeout(() => this.page.send({ kind: "at", at: Math.round(at) }), 120);
@@ -123,13 +132,21 @@ class Timeline {
   // -- pointing
 
   wheel(event) {
-    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    const aside = event.deltaX || (event.shiftKey && event.deltaY);
+    if (!event.ctrlKey && !event.metaKey && !aside) return; // the page scrolls
     event.preventDefault();
-    this.zoom(Math.exp(event.deltaY / 300), this.shareOf(event));
+    if (aside) this.pan(aside / 600);
+    else this.zoom(Math.exp(event.deltaY / 300), this.shareOf(event));
+  }
+
+  pan(share) {
+    this.window.pan(share);
+    this.touch();
   }
 
   grab(event) {
-    this.grabbed = { x: event.clientX, from: this.window.from };
+    this.select(null);
+    this.grabbed = event;
     this.canvas.setPointerCapture(event.pointerId);
   }
 
@@ -139,15 +156,34 @@ class Timeline {
   }
 
   move(event) {
-    if (this.grabbed) {
-      const { x, from } = this.grabbed;
-      if (Math.abs(x - event.clientX) <= 2) return;
-      this.window.pan((from - this.window.from) / this.window.span + (x - event.clientX) / (this.width - this.gutter));
-      this.touch();
-      return;
-    }
     const box = this.canvas.getBoundingClientRect();
-    this.point(this.find(event.clientX - box.left, event.clientY - box.top));
+    const rankAt = ({ clientY }) => Math.max(0, Math.min(Math.floor((clientY - box.top) / this.rowHeight), this.page.get("board").world_size - 1));
+    if (this.grabbed) {
+      if (Math.abs(this.grabbed.clientX - event.clientX) <= 2) return;
+      const both = [this.grabbed, event];
+      const places = both.map((each) => this.window.from + this.shareOf(each) * this.window.span);
+      const ranks = both.map(rankAt);
+      this.select({ from: Math.min(...places), to: Math.max(...places), first: Math.min(...ranks), last: Math.max(...ranks) });
+    } else if (!this.selected) this.point(this.find(event.clientX - box.left, event.clientY - box.top));
+  }
+
+  /** Sum up a part of the axis on ranks `first` to `last`; null for none. */
+  select(part) {
+    this.point(null);
+    this.selected = part;
+    this.drawPointed();
+    this.tip.hidden = !part;
+    if (!part) return;
+    this.window.follow = false;
+    const { store } = this.page;
+    const [from, to] = [store.timeOf(part.from), store.timeOf(part.to)];
+    const ranks = Array.from({ length: part.last - part.first + 1 }, (_, i) => part.first + i);
+    const slices = ranks.flatMap((rank) => store.seen(rank, from, to).filter((each) => endOf(each, this.now) >= from));
+    this.tell([`${nameRanks(formatRanks(ranks))} · ${formatSpan(part.to - part.from)}`, ...sums(slices, store, this.now)]);
+  }
+
+  tell(lines) {
+    this.tip.replaceChildren(...lines.map((line) => make("div", {}, line)));
   }
 
   /** The slice at a point of the canvas, or next to it. */
@@ -166,26 +202,28 @@ class Timeline {
     if (slice === this.at) return;
     this.at = slice;
     this.tip.hidden = !slice;
-    if (slice) this.tip.replaceChildren(...this.page.store.describe(slice, this.page.now()).map((line) => make("div", {}, line)));
+    if (slice) this.tell(this.page.store.describe(slice, this.page.now()));
     this.drawPointed();
   }
 
   drawPointed() {
-    const slice = this.at;
-    const until = slice && endOf(slice, this.now);
-    this.frameAt.hidden = !slice || until < this.window.from || calledAt(slice) > this.window.to;
-    if (!slice) return;
-    let [above, tall] = this.rowOf(slice[RANK]);
-    this.layOut(slice[RANK], (each, _, __, top, high) => each === slice && ([above, tall] = [top, high]));
+    const [slice, part] = [this.at, this.selected];
+    if (!slice && !part) return (this.frameAt.hidden = true);
+    const [begin, end] = part ? [part.from, part.to].map((at) => this.place(at)) : [calledAt(slice), endOf(slice, this.now)].map((at) => this.x(at));
+    this.frameAt.hidden = end < this.gutter || begin > this.width;
+    const last = part ? part.last : slice[RANK];
+    let [above, tall] = part ? [part.first * this.rowHeight, (last - part.first + 1) * this.rowHeight] : this.rowOf(last);
+    if (slice) this.layOut(last, (each, _, __, top, high) => each === slice && ([above, tall] = [top, high]));
     const inside = (x) => Math.max(this.gutter, Math.min(x, this.width));
-    const [x0, x1] = [inside(this.x(calledAt(slice))), inside(this.x(until))];
+    const [x0, x1] = [inside(begin), inside(end)];
     this.frameAt.style.cssText = `left: ${x0}px; top: ${above}px; width: ${Math.max(x1 - x0, 3)}px; height: ${Math.max(tall, 3)}px`;
-    this.tip.style.cssText = `left: ${Math.max(0, Math.min(x0, this.width - 320))}px; top: ${(slice[RANK] + 1) * this.rowHeight + 4}px`;
+    this.tip.style.cssText = `left: ${Math.max(0, Math.min(x0, this.width - 320))}px; top: ${(last + 1) * this.rowHeight + 4}px`;
   }
 
   key(event) {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     const { store } = this.page;
+    const key = event.key.toLowerCase();
     if (steps[event.key]) {
       const [down, along] = steps[event.key];
       const rank = this.at ? this.at[RANK] + down : 0;
@@ -193,14 +231,19 @@ class Timeline {
       if (list?.length) {
         const here = this.at ? (down ? store.startOf(list, this.at[ISSUED]) + 1 : list.indexOf(this.at) + along) : list.length - 1;
         const next = list[Math.max(0, Math.min(list.length - 1, here))];
+        this.select(null);
         this.point(next);
-        if (next[ISSUED] < this.window.from || next[ISSUED] > this.window.to) this.window.centre(next[ISSUED]);
+        if (this.x(next[ISSUED]) < this.gutter || this.x(next[ISSUED]) > this.width) this.window.centre(store.axis(next[ISSUED]));
       }
-    } else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.6);
-    else if (event.key === "-") this.zoom(1.6);
+    } else if (event.ctrlKey || event.metaKey || event.altKey) return;
+    else if ("+=w".includes(key)) this.zoom(1 / 1.6);
+    else if ("-s".includes(key)) this.zoom(1.6);
+    else if ("ad".includes(key)) this.pan(key === "a" ? -0.2 : 0.2);
+    else if (key === "?") this.help();
+    else if (key === "enter") this.select({ ...this.window, first: 0, last: this.page.get("board").world_size - 1 });
     else if (event.key === "Home") this.fit();
     else if (event.key === "End") this.goLive();
-    else if (event.key === "Escape") this.point(null);
+    else if (event.key === "Escape") this.select(null);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -210,12 +253,17 @@ class Timeline {
   // -- drawing
 
   x(at) {
+    return this.place(this.page.store.axis(at));
+  }
+
+  /** Where a place of the axis is drawn. */
+  place(at) {
     return this.gutter + ((at - this.window.from) / this.window.span) * (this.width - this.gutter);
   }
 
   /** Where a rank is drawn: its top and its height. */
   rowOf(rank) {
-    const apart = this.rowHeight === ROW_HEIGHT ? 6 : this.rowHeight > 5 ? 1 : 0;
+    const apart = this.rowHeight === ROW_HEIGHT ? 3 : this.rowHeight > 5 ? 1 : 0;
     return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
   }
 
@@ -227,8 +275,12 @@ class Timeline {
   /** Where a rank's visible slices are drawn: `place(slice, x0, x1, top, tall)`. */
   layOut(rank, place) {
     const [above, high] = this.rowOf(rank);
-    const seen = this.page.store.seen(rank, this.window.from, this.window.to);
-    layOut(seen, (at) => this.x(at), this.now, high >= 10, (slice, x0, x1, top, tall) => place(slice, x0, x1, above + top * high, tall * high));
+    layOut(this.seen(rank), (at) => this.x(at), this.now, this.floors, (slice, x0, x1, top, tall) => place(slice, x0, x1, above + top * high, tall * high));
+  }
+
+  seen(rank) {
+    const { store } = this.page;
+    return store.seen(rank, store.timeOf(this.window.from), store.timeOf(this.window.to));
   }
 
   /** Draw it, if it can be seen, and again while time alone changes it. */
@@ -238,18 +290,20 @@ class Timeline {
     const { frozen } = this.page.get("board");
     this.now = this.page.now();
     const flows = this.window.update(store, this.now);
-    const run = store.runAt((this.window.from + this.window.to) / 2);
+    const run = store.runAt(store.timeOf((this.window.from + this.window.to) / 2));
     this.earlier = this.window.follow && run < store.run;
-    this.drawCanvas();
+    this.drawCanvas(run);
+    this.drawLife();
     // What was pointed at may have moved, or have been dropped.
-    if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
+    if (this.selected) this.drawPointed();
+    else if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
     else this.drawPointed();
     this.tellTime();
     const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
     const title = store.titles.get(run);
-    this.info.textContent = store.rows.size ? `${this.earlier ? "earlier run: " : ""}${title ? `${title} · ` : ""}${formatSpan(this.window.span)}${skipped}` : "none yet";
+    this.info.textContent = store.rows.size ? `${this.earlier ? "previous run: " : ""}${title ? `${title} · ` : ""}${formatSpan(this.window.span)}${skipped}` : "none yet";
     clearTimeout(this.later);
     if (flows && !frozen) this.later = setTimeout(() => this.touch(), 100);
   }
@@ -257,10 +311,10 @@ class Timeline {
   /** The colours of the page's theme: for a brush, and in `words` as pixels have them. */
   theme(brush) {
     const style = getComputedStyle(this.el);
-    const names = ["ink", "line", "bad", "warn", "busy", "ok", "paused", "idle", "a", "b", "c", "d", "paper"];
-    const colours = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
-    const key = Object.values(colours).join() + style.fontFamily;
-    if (this.colours?.key === key) return this.colours;
+    const names = ["ink", "line", "bad", "warn", "busy", "ok", "paused", "idle", "a", "b", "c", "d", "paper", "on"];
+    const hues = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
+    const key = Object.values(hues).join() + style.fontFamily;
+    if (this.hues?.key === key) return this.hues;
     const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const word = (colour) => {
       pixel.fillStyle = colour;
@@ -268,12 +322,12 @@ class Timeline {
       return new Uint32Array(pixel.getImageData(0, 0, 1, 1).data.buffer)[0];
     };
     // Lines too thin for a pattern have its mean colour.
-    const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
-    for (const name of ["paused", "bad", "idle", "a", "b", "c", "d"]) words[name] = word(colours[name]);
-    return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), held: brush.createPattern(hatch(colours.paused, true), "repeat"), font: style.fontFamily });
+    const words = { wait: word(`color-mix(in srgb, ${hues.warn} 55%, ${hues.paper})`) };
+    for (const name of ["paused", "bad", "line", "idle", "a", "b", "c", "d"]) words[name] = word(hues[name]);
+    return (this.hues = { ...hues, key, words, wait: brush.createPattern(hatch(hues.warn), "repeat"), held: brush.createPattern(hatch(hues.paused, true), "repeat"), font: style.fontFamily });
   }
 
-  drawCanvas() {
+  drawCanvas(run) {
     const size = this.page.get("board").world_size;
     const ratio = (this.ratio = window.devicePixelRatio || 1);
     this.shown = [];
@@ -290,38 +344,45 @@ class Timeline {
     const brush = this.canvas.getContext("2d");
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     brush.clearRect(0, 0, this.width, bottom + 18);
-    const colours = this.theme(brush);
+    const hues = this.theme(brush);
     const rows = this.boardRows();
-    brush.font = `11px ${colours.font}`;
+    // Of one height on all ranks and at all times of a run: else it would seem to mean something.
+    const roomForTwo = this.rowOf(0)[1] >= 10;
+    this.doubled ??= new Set();
+    if (roomForTwo && !this.doubled.has(run))
+      for (let rank = 0; rank < size; rank++) if (overlap(this.seen(rank), this.now)) this.doubled.add(run);
+    this.floors = roomForTwo && this.doubled.has(run) ? 2 : 1;
+    brush.font = `11px ${hues.font}`;
     brush.save();
     brush.beginPath();
     brush.rect(this.gutter, 0, this.width - this.gutter, bottom);
     brush.clip();
-    if (this.rowHeight > 2) this.drawRows(brush, colours, size);
-    else this.drawLines(brush, colours, size, rows);
-    this.drawMarks(brush, colours);
-    this.drawPlayhead(brush, colours, bottom);
+    if (this.rowHeight > 2) this.drawRows(brush, hues, size);
+    else this.drawLines(brush, hues, size, rows);
+    this.drawMarks(brush, hues);
+    if (this.rowHeight > 2) this.drawParted(brush, hues);
+    this.drawPlayhead(brush, hues, bottom);
     brush.restore();
-    if (this.page.store.rows.size) this.drawAxis(brush, colours, bottom);
-    if (!inline) this.drawLabels(brush, colours, size, rows);
-    else this.drawRules(brush, colours, size);
+    if (this.page.store.rows.size) this.drawAxis(brush, hues, bottom, run);
+    if (!inline) this.drawLabels(brush, hues, size, rows);
+    else this.drawRules(brush, hues, size);
   }
 
-  drawRows(brush, colours, size) {
-    brush.strokeStyle = colours.paused;
+  drawRows(brush, hues, size) {
+    brush.strokeStyle = hues.paused;
     brush.setLineDash([3, 2]);
     const fill = (name, x0, x1, top, tall) => {
       if (name === "paused") {
-        brush.fillStyle = colours.held;
+        brush.fillStyle = hues.held;
         brush.fillRect(x0, top, x1 - x0, tall);
         return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
       }
       if (name === "wait") {
         // On paper: a hatch over a colour is mud.
-        brush.fillStyle = colours.paper;
+        brush.fillStyle = hues.paper;
         brush.fillRect(x0, top, x1 - x0, tall);
       }
-      brush.fillStyle = colours[name];
+      brush.fillStyle = hues[name];
       brush.fillRect(x0, top, x1 - x0, tall);
     };
     for (let rank = 0; rank < size; rank++) {
@@ -332,23 +393,23 @@ class Timeline {
         if (before) before.x1 = Math.min(before.x1, x0); // its words end where the next begins
         placed.push({ slice, from, x1, top, tall });
       });
-      for (const { slice, from, x1, top, tall } of placed) this.drawWords(brush, colours, slice, from, x1, top, tall);
+      for (const { slice, from, x1, top, tall } of placed) this.drawWords(brush, hues, slice, from, x1, top, tall);
     }
     brush.setLineDash([]);
   }
 
   /** Lines between the rows of ranks. */
-  drawRules(brush, colours, size) {
-    brush.fillStyle = colours.line;
+  drawRules(brush, hues, size) {
+    brush.fillStyle = hues.line;
     for (let rank = 1; rank <= size; rank++) brush.fillRect(0, rank * this.rowHeight - 1, this.width, 1);
   }
 
   /** The time that is looked at, where it is not now. */
-  drawPlayhead(brush, colours, bottom) {
+  drawPlayhead(brush, hues, bottom) {
     const { past } = this.page;
     if (!past) return;
     const x = Math.round(this.x(past.now));
-    brush.fillStyle = colours.ink;
+    brush.fillStyle = hues.ink;
     brush.fillRect(x - 1, 0, 2, bottom);
     brush.fillRect(x - 4, 0, 8, 4);
   }
@@ -357,7 +418,7 @@ class Timeline {
    * Ranks of about a pixel, written as pixels: much less work than rectangles for a thousand ranks.
    * Of ranks that share a line the one in the smallest row of the board is drawn: the exception.
    */
-  drawLines(brush, colours, size, rows) {
+  drawLines(brush, hues, size, rows) {
     const { ratio } = this;
     const left = Math.round(this.gutter * ratio);
     const [wide, high] = [this.canvas.width - left, Math.ceil(size * this.rowHeight * ratio)];
@@ -367,7 +428,7 @@ class Timeline {
     const inside = (x) => Math.max(0, Math.min(Math.round(x * ratio) - left, wide));
     const fill = (name, x0, x1) => {
       const [from, to] = [inside(x0), inside(Math.max(x1, x0 + 1 / ratio))];
-      for (let y = line; y < end; y++) pixels.fill(colours.words[name], y * wide + from, y * wide + to);
+      for (let y = line; y < end; y++) pixels.fill(hues.words[name], y * wide + from, y * wide + to);
     };
     const countOf = (rank) => rows.get(rank)?.count ?? Infinity;
     for (let rank = 0, next = 0; rank < size; rank = next) {
@@ -381,24 +442,78 @@ class Timeline {
     brush.putImageData(this.image, left, 0);
   }
 
-  /** Below what is there. */
-  drawAxis(brush, colours, bottom) {
-    brush.globalCompositeOperation = "destination-over";
+  /** Below what is there: steps where there are some, else times, and how long the pauses are that it leaves out. */
+  drawAxis(brush, hues, bottom, run) {
     brush.textBaseline = "alphabetic";
     brush.textAlign = "center";
     const { store } = this.page;
-    const origin = store.begun.get(store.runAt((this.window.from + this.window.to) / 2)) ?? 0;
-    const times = ticks(this.window.from - origin, this.window.to - origin, this.width < 500 ? 3 : 6);
-    for (const at of times) {
-      const x = Math.round(this.x(at + origin)) + 0.5;
-      if (x < this.gutter || at < 0) continue;
-      brush.fillStyle = colours.line;
-      brush.fillRect(x, 0, 1, bottom + 3);
-      brush.fillStyle = colours.ink;
-      const text = formatTick(at, times[1] - times[0] || at);
-      if (x > this.gutter + 18 && x < this.width - 18) brush.fillText(text, x, bottom + 14);
-    }
+    const { from, to } = this.window;
+    const taken = [];
+    const tick = (x, text, colour, line) => {
+      const half = brush.measureText(text).width / 2;
+      brush.fillStyle = hues.line;
+      if (line && x > this.gutter) brush.fillRect(x, 0, 1, bottom + 3);
+      if (x - half < this.gutter || x + half > this.width || taken.some(([at, wide]) => Math.abs(at - x) < half + wide + 8)) return;
+      taken.push([x, half]);
+      brush.fillStyle = colour;
+      brush.fillText(text, x, bottom + 14);
+    };
+    this.drawCuts(brush, hues, bottom, tick);
+    brush.globalCompositeOperation = "destination-over";
+    const origin = store.axis(store.begun.get(run) ?? 0);
+    const steps = store.steps(Math.min(...store.rows.keys()), from, to);
+    const most = (this.width - this.gutter) / 50;
+    const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((each) => steps.length / each <= most) ?? 1000;
+    const times = ticks(from - origin, to - origin, this.width < 500 ? 3 : 6);
+    const marks = steps.length > 2
+      ? steps.filter(([step]) => step % every === 0).map(([step, at]) => [at, `step ${step}`])
+      : times.filter((at) => at >= 0).map((at) => [at + origin, formatTick(at, times[1] - times[0] || at)]);
+    for (const [at, text] of marks) tick(Math.round(this.place(at)) + 0.5, text, hues.ink, true);
     brush.globalCompositeOperation = "source-over";
+  }
+
+  /** A zigzag for each pause that the axis leaves out, with its length; pauses at one place are one. */
+  drawCuts(brush, hues, bottom, tick) {
+    const places = [];
+    for (const { from, to } of this.page.store.cuts) {
+      const x = Math.round(this.x(from));
+      const last = places.at(-1);
+      if (last && x - last[0] < 12) last[1] += to - from;
+      else if (x >= this.gutter && x <= this.width) places.push([x, to - from]);
+    }
+    for (const [x, length] of places) {
+      brush.beginPath();
+      for (let y = 0; y <= bottom; y += 4) brush.lineTo(x + (y % 8 ? 3 : -3), y);
+      for ([brush.lineWidth, brush.strokeStyle] of [[5, hues.paper], [1, hues.paused]]) brush.stroke();
+      tick(x, `‖ ${formatSpan(length)}`, hues.paused);
+    }
+  }
+
+  /** Where ranks parted from the others, and a link between the collectives that should have met. */
+  drawParted(brush, hues) {
+    const { at = [], link = [] } = this.page.board.parted ?? {};
+    const point = ([rank, when]) => [this.x(when), (rank + 0.5) * this.rowHeight];
+    if (this.earlier) return;
+    path(brush, link.map(point));
+    brush.setLineDash([4, 3]);
+    brush.strokeStyle = brush.fillStyle = hues.bad;
+    brush.stroke();
+    brush.setLineDash([]);
+    for (const each of at) {
+      path(brush, [[0, -7], [7, 0], [0, 7], [-7, 0]], ...point(each));
+      brush.fill();
+    }
+  }
+
+  /** What the ranks use: of all below the rows, of each in the words of its row. */
+  drawLife() {
+    const { all, of } = this.page.store.life ?? {};
+    if (!all || this.life.title === all) return;
+    this.life.textContent = this.life.title = all;
+    this.page.board.rows.forEach(({ ranks, process }, i) => {
+      const row = this.page.rows.children[i];
+      if (row) row.title = [process, ...parseRanks(ranks).map((rank) => of[rank])].filter(Boolean).join("\n");
+    });
   }
 
   /** The board's row of each rank. */
@@ -411,7 +526,7 @@ class Timeline {
     return this.byRank.of;
   }
 
-  drawLabels(brush, colours, size, rows) {
+  drawLabels(brush, hues, size, rows) {
     const step = 2 ** Math.ceil(Math.log2(Math.max(1, 11 / this.rowHeight)));
     brush.textAlign = "right";
     brush.textBaseline = "middle";
@@ -421,19 +536,19 @@ class Timeline {
     for (let rank = 1; rank <= size; rank++) {
       const row = rows.get(began);
       if (!apart && rank < size && rows.get(rank) === row) continue;
-      brush.fillStyle = colours[row && this.page.look(row).tone] ?? colours.idle;
+      brush.fillStyle = hues[row && this.page.look(row).tone] ?? hues.idle;
       brush.fillRect(this.gutter - 5, began * this.rowHeight, 3, Math.max((rank - began) * this.rowHeight - apart, 0.6));
       began = rank;
     }
-    brush.fillStyle = colours.ink;
+    brush.fillStyle = hues.ink;
     for (let rank = 0; rank < size; rank += step) brush.fillText(String(rank), this.gutter - 8, middle(rank));
     if (step === 1) return;
     // Where there is no room for all numbers, those of ranks in trouble stand above the others.
     const troubled = [...rows.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(rows.get(rank).role));
     for (const rank of troubled.slice(0, 12)) {
-      brush.fillStyle = colours[this.page.look(rows.get(rank)).tone];
+      brush.fillStyle = hues[this.page.look(rows.get(rank)).tone];
       brush.fillRect(0, middle(rank) - 7, this.gutter - 5, 14);
-      brush.fillStyle = colours.paper;
+      brush.fillStyle = hues.paper;
       brush.fillText(String(rank), this.gutter - 8, middle(rank));
     }
   }
@@ -441,7 +556,7 @@ class Timeline {
   /** A slice, by `paint(colour's name, x0, x1, top, tall)`; where its last part begins. */
   drawSlice(paint, slice, x0, x1, top, tall) {
     // Until a new run has its first collective, those of the run before it are grey.
-    const fill = (name, ...where) => paint(this.earlier ? "idle" : name, ...where);
+    const fill = (name, ...where) => paint(this.earlier ? "line" : name, ...where);
     const phase = PHASES[slice[PHASE]];
     const kind = this.page.store.kinds[slice[KIND]];
     const collective = slice[COLLECTIVE];
@@ -462,23 +577,19 @@ class Timeline {
   }
 
   /** Arrow heads at the last to arrive: on top, so that one rank of a thousand is seen. */
-  drawMarks(brush, colours) {
+  drawMarks(brush, hues) {
     for (const { over, first, last, lastRank } of this.page.store.collectives.values()) {
-      if (this.earlier || !over || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
-      brush.beginPath();
-      brush.moveTo(x, y);
-      brush.lineTo(x - 8, y - 5);
-      brush.lineTo(x - 8, y + 5);
-      brush.closePath();
-      brush.fillStyle = colours.bad;
+      if (this.earlier || !over || x < this.gutter || x > this.width || last - first < 0.02 * this.window.span) continue;
+      path(brush, [[0, 0], [-8, -5], [-8, 5], [0, 0]], x, y);
+      brush.fillStyle = hues.bad;
       brush.fill();
-      brush.strokeStyle = colours.paper;
+      brush.strokeStyle = hues.paper;
       brush.stroke();
     }
   }
 
-  drawWords(brush, colours, slice, x0, x1, top, tall) {
+  drawWords(brush, hues, slice, x0, x1, top, tall) {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind || tall < 10 || right - left < 40) return;
@@ -492,11 +603,11 @@ class Timeline {
     if (!fits) return;
     const bare = isOpen(slice) || ["freed", "paused"].includes(phase);
     if (bare) {
-      brush.fillStyle = colours.paper;
+      brush.fillStyle = hues.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
     const bad = ["failed", "refused"].includes(phase);
-    brush.fillStyle = bare ? colours.ink : bad ? colours.paper : "#fff";
+    brush.fillStyle = bare || this.earlier ? hues.ink : bad ? hues.paper : hues.on;
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
 }

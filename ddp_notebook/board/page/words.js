@@ -1,26 +1,44 @@
 // Words: marks of roles, spans of time, sizes, rank sets.
 
-export const ROLES = {
-  culprit: ["✗", "culprit", "bad"],
-  late: ["►", "late", "warn"],
-  dead: ["†", "dead", "bad"],
-  failed: ["✗", "failed", "bad"],
-  silent: ["?", "silent", "idle"],
-  paused: ["‖", "paused", "paused"],
-  waiting: ["…", "waiting", "warn"],
-  running: ["▶", "running", "busy"],
-  ready: ["✓", "ready", "ok"],
-  raised: ["✗", "raised", "bad"],
-  refused: ["✗", "refused", "bad"],
-  groupless: ["○", "no group", "warn"],
-  ended: ["■", "ended", "idle"],
+/** The states of ranks, each with a mark and a tone. What the kernel knows is finer: a row's text says it. */
+export const STATES = {
+  ready: ["✓", "ok"],
+  running: ["▶", "busy"],
+  waiting: ["…", "warn"],
+  slow: ["►", "warn"],
+  paused: ["‖", "paused"],
+  error: ["✗", "bad"],
+  ended: ["■", "idle"],
 };
+const STATE_OF = { culprit: "error", dead: "error", failed: "error", raised: "error", refused: "error", groupless: "error", late: "slow" };
 
 export function lookOf({ role, status, word: own }) {
-  const [mark, word, tone] = ROLES[role] ?? ["·", role, "idle"];
-  const dead = role === "culprit" && status === "dead";
-  const inSetup = role === "running" && status !== "running";
-  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? own || status : word, tone };
+  // Waiting is worth a word where something is wrong: in a healthy run it would come and go.
+  const word = role === "waiting" && own !== "waiting" ? "running" : STATE_OF[role] ?? role;
+  const [mark, tone] = STATES[word] ?? ["?", "idle"];
+  // Of one that says nothing, the last that is known; in setup, what it does there.
+  if (role === "silent" || (word === "running" && status !== "running")) return { mark, word: own || status, tone };
+  // One whose collective was refused for what others did has raised, and is not the cause.
+  return { mark, word, tone: ["refused", "groupless"].includes(role) ? "warn" : tone };
+}
+
+/** The states of the session: a tone, and which tab is shown, until another is chosen. */
+export const SESSION = {
+  ready: ["ok", "variables"],
+  running: ["busy", "output"],
+  paused: ["paused", "code"],
+  hang: ["bad", "problem"],
+  error: ["bad", "problem"],
+  "set-up": ["busy", "problem"],
+  ended: ["idle", "problem"],
+};
+
+export function stateOf({ rows, loading }, findings, stages) {
+  const has = (...words) => rows.some(({ role, status }) => words.includes(role) || words.includes(status));
+  if (findings.length && !findings[0].passing) return has("waiting", "running", "setting up") ? "hang" : "error";
+  if (has("dead", "failed", "raised", "refused", "groupless")) return "error";
+  if (loading || has("starting", "setting up") || rows.some((row) => row.role === "paused" && row.stages_passed < stages)) return "set-up";
+  return ["ended", "paused", "running", "ready"].find((word) => has(word)) ?? "ended";
 }
 
 /** A time span in words, from microseconds: `12 µs`, `3.4 ms`, `1.5 s`, `4 min`. */

@@ -30,7 +30,7 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
         return
     job = ui.attached = jobs.hosts.named(args.job, args.slurm)
-    ui.board.stand_aside(job.name)
+    ui.board.show_job(job)
     ui.say(
         f"Attached to {_first_line(job)}\n{_VERBS} mean it from now on. Nothing is sent to it that "
         "changes what it does: all others act on the session's ranks. Back to these: %ddp_detach"
@@ -83,7 +83,7 @@ def _detach(ui: NotebookUi, _args: argparse.Namespace) -> None:
     if job is None:
         raise UsageMistake("No job is attached. Which there are: %ddp_attach")
     ui.attached = None
-    ui.board.stand_aside("")
+    ui.board.show_job(None)
     ui.say(f"Detached from {job.name}. {_VERBS} mean the session's ranks again.")
 
 
