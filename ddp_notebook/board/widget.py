@@ -31,19 +31,22 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_TEXT = r'"(?:[^"\\\n]|\\.)*"|`[^`\n]*`'
-_LINE = rf"^(?:[^\"`\n]|{_TEXT})*[/'].*$|^.*`[^`\n{{}}]*\{{[^`\n}}]*`.*$"
-"""A line that may have other kinds of text: it stays as it is."""
-_SPACES = re.compile(
-    rf"({_LINE}|{_TEXT})"
-    r"| ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?| ([+*]) (?![+-])",
-    re.MULTILINE,
-)
-"""Spaces that mean nothing in a script, behind what is kept of it."""
+_TEXT = re.compile(r'("(?:[^"\\\n]|\\.)*"|`[^`]*`)')
+_BESIDE = re.compile(r" ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?| ([+*]) (?![+-])")
+"""Spaces that mean nothing in a script, outside of texts."""
 _BREAKS = re.compile(r"(?<=[{(\[,;])\n|;?\n(?=})|\n(?=[)\].])")
 """Ends of lines that mean nothing in it: it has no loop without a body."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
+
+
+def _squeezed(line: str) -> str:
+    """A line of the script without such spaces; as it is where it may have other kinds of text."""
+    parts = _TEXT.split(line)
+    nested = any(text.count("{") != text.count("}") for text in parts[1::2] if text[0] == "`")
+    if nested or any(mark in code for code in parts[::2] for mark in "`'/"):
+        return line
+    return "".join(part if n % 2 else _BESIDE.sub(r"\1\2", part) for n, part in enumerate(parts))
 
 
 def _joined(kind: str) -> str:
@@ -65,7 +68,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _BREAKS.sub("", _SPACES.sub(lambda m: m[1] or m[2] or m[3], _joined("js")))
+    _esm = _BREAKS.sub("", "\n".join(map(_squeezed, _joined("js").split("\n"))))
     _css = _AROUND.sub(r"\1", _joined("css")).replace(";}", "}")
 
     still = traitlets.Unicode().tag(sync=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from support import lacking
 
 import ddp_notebook
@@ -23,17 +25,25 @@ def joined(kind: str) -> str:
     return "\n".join(path.read_text("utf-8") for path in files)
 
 
-def test_the_pure_functions_pass_their_own_tests() -> None:
+@pytest.mark.parametrize("squeezed", [False, True], ids=["written", "squeezed"])
+def test_the_pure_functions_pass_their_own_tests(squeezed: bool, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         why = "no node here: apt-get install nodejs"
         lacking(why)
     scripts = sorted(map(str, TESTS.glob("*.test.js")))
     assert scripts
+    environment = dict(os.environ)
+    if squeezed:
+        names = re.findall(r"^export (?:function|const|class) (\w+)", joined("js"), re.MULTILINE)
+        built = tmp_path / "board.js"
+        built.write_text(f"{BoardWidget._esm}\nexport {{ {', '.join(names)} }};\n", "utf-8")
+        environment["BOARD_SCRIPT"] = str(built)
     shown = subprocess.run(
         [node, "--experimental-default-type=module", "--test", *scripts],
         capture_output=True,
         text=True,
+        env=environment,
     )
     assert shown.returncode == 0, shown.stdout[-8000:] + shown.stderr[-2000:]
 
