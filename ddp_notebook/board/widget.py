@@ -31,24 +31,22 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_SQUEEZED = re.compile(
-    r"""("(?:[^"\\\n]|\\.)*"|`(?:[^`\\$]|\\.|\$(?!\{)|\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\})*`"""
-    r"|(?:(?<=[(=,:!&|?])|(?<=[(=,:!&|?] )|(?<=return ))"
-    r"/(?:[^/\\\n\[]|\\.|\[(?:[^]\\\n]|\\.)*\])+/)"
-    r"|(?<![\w.])\((\w+)\) (?==>)|(?<![\w.])0(\.\d)"
-    r"|(?<![\w.])(const(?= [\w{[])|true\b|false\b)|(?:,|;(?=\s*\}))?\s*([)\]}])\s*"
-    r"|\s*([=!<>?:*|&]+|[,;{([])\s*"
-    r"|(?<!\w)(?<![^.]\.)(?!JSON\b)([A-Z][A-Z_]{3,})\b"
-    r"|(?<=[\w)\]]) ?([-+%]=?) ?(?=[\w(])|(?<=[\w)\]]) ?(/) (?=[\w(])"
-)
-"""Texts and patterns, which stay, or else what can be shorter in a script: brackets around one
-name, a zero before a point, long words, names of constants, a comma before a bracket, and spaces
-that mean nothing. Not those of two signs, which would be one."""
-_CONSTANTS = re.compile(r"(?<!\w)(?<![^.]\.)(?!JSON\b)[A-Z][A-Z_]{3,}\b")
-_PUT_IN = re.compile(r"\$\{[^}`]*")
-_SHORT = {"const": "let", "true": "!0", "false": "!1"}
+_TEXT = re.compile(r'("(?:[^"\\\n]|\\.)*"|`[^`]*`)')
+_BESIDE = re.compile(r" ?(=>|[!=]==|&&|\|\||\?\?|[=<>?:,;{}()\[\]]) ?| ([+*]) (?![+-])")
+"""Spaces that mean nothing in a script, outside of texts."""
+_BREAKS = re.compile(r"(?<=[{(\[,;])\n|;?\n(?=})|\n(?=[)\].])")
+"""Ends of lines that mean nothing in it: it has no loop without a body."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
+
+
+def _squeezed(line: str) -> str:
+    """A line of the script without such spaces; as it is where it may have other kinds of text."""
+    parts = _TEXT.split(line)
+    nested = any(text.count("{") != text.count("}") for text in parts[1::2] if text[0] == "`")
+    if nested or any(mark in code for code in parts[::2] for mark in "`'/"):
+        return line
+    return "".join(part if n % 2 else _BESIDE.sub(r"\1\2", part) for n, part in enumerate(parts))
 
 
 def _joined(kind: str) -> str:
@@ -62,20 +60,6 @@ def _joined(kind: str) -> str:
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
-def _squeeze(script: str) -> str:
-    def shorter(found: re.Match[str]) -> str:
-        kept = found[found.lastindex or 0]
-        if kept[0] == "`":  # in a text that is put together is code, too
-            return _PUT_IN.sub(lambda code: _CONSTANTS.sub(named, code[0]), kept)
-        return named(found) if kept.isidentifier() and kept.isupper() else _SHORT.get(kept, kept)
-
-    def named(found: re.Match[str]) -> str:
-        return names.setdefault(found[0], f"Z{len(names)}")
-
-    names: dict[str, str] = {}
-    return _SQUEEZED.sub(shorter, script)
-
-
 class BoardWidget(Shown):
     """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
@@ -84,7 +68,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _squeeze(_joined("js"))
+    _esm = _BREAKS.sub("", "\n".join(map(_squeezed, _joined("js").split("\n"))))
     _css = _AROUND.sub(r"\1", _joined("css")).replace(";}", "}")
 
     still = traitlets.Unicode().tag(sync=True)

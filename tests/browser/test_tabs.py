@@ -133,7 +133,7 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         expect(tab("Code")).to_have_attribute("aria-selected", "true")
         here = panel.locator(".ddpb-stops .ddpb-here")
         expect(here).to_have_text(re.compile(r"4breakpoint\(\)◂ ranks 0-2"))
-        expect(panel.locator(".ddpb-file")).to_have_text(re.compile(r"^cell 61\s2def double"))
+        expect(panel.locator(".ddpb-file")).to_have_text(re.compile(r"^cell 61%%ddp2def double"))
         board.await_roles("paused", "paused", "paused")
         assert not Axe().run(page, context=".ddpb-tabs").response["violations"]
         notebook.start(6)  # a cell without %%ddp: a front end may have the kernel take clicks in it

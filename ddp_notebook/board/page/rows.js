@@ -4,7 +4,7 @@
 function rankRow(row, { look, chosen, age, pick }) {
   const { mark, word, tone } = look;
   const waits = row.waits_for && `waits for ${row.waits_for.replaceAll(",", ", ")}`;
-  const [state, ...more] = word === "waiting" && waits ? [waits] : [word, waits];
+  const [state, ...more] = waits && (word === "waiting" || row.status === "setting up") ? [waits] : [word, waits];
   const doing = [...more, row.text || (row.word === "finished" && row.role !== "ready" && row.word)].filter(Boolean).join(" · ") || row.process;
   return make(
     "div",

@@ -19,9 +19,9 @@ export function siteOf(site) {
   return cell ? { cell: Number(cell), line: Number(line) } : null;
 }
 
-function select(cell) {
-  const prompt = cell.querySelector(".jp-InputPrompt");
-  for (const kind of ["mousedown", "mouseup", "click"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, view: window, detail: 1 }));
+/** Press an element as a pointer does: some of JupyterLab's wait for no click. */
+function press(element) {
+  for (const kind of ["mousedown", "mouseup", "click"]) element.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, view: window, detail: 1 }));
 }
 
 /** Select the line's cell, scroll to the line and mark it until the next press; false without such a cell. */
@@ -29,7 +29,7 @@ function goToSite(site, source) {
   const found = findLine(siteOf(site), source.trim());
   if (!found) return false;
   const { cell, line } = found;
-  select(cell);
+  press(cell.querySelector(".jp-InputPrompt"));
   (line ?? cell).scrollIntoView({ block: "center" });
   if (line) markLine(line);
   return true;
@@ -86,10 +86,10 @@ async function insertCell(el, code) {
   const cell = el.closest(".jp-Cell") ?? [...(panel?.querySelectorAll(".jp-Cell") ?? [])].at(-1);
   const insert = panel?.querySelector('[data-command="notebook:insert-cell-below"]');
   if (!cell?.querySelector(".jp-InputPrompt") || !insert) return false;
-  select(cell);
-  insert.click();
-  for (let tries = 0; tries < 40; tries++) {
-    await new Promise((then) => setTimeout(then, 50));
+  press(cell.querySelector(".jp-InputPrompt"));
+  press(insert);
+  for (let tries = 0; tries < 100; tries++) {
+    await new Promise((then) => setTimeout(then, 100));
     const made = panel.querySelector(".jp-Cell.jp-mod-active");
     const editor = made !== cell && made?.querySelector(".cm-content");
     if (!editor || editor.textContent) continue;
