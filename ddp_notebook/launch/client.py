@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from ddp_notebook.errors import SessionLost
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
 
@@ -209,6 +210,11 @@ class ForkServerClient:
                     signal.pidfd_send_signal(pidfd, number)
                 return
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
+
+    def question(self, host: int, name: str, **arguments: Any) -> Any:
+        """Ask a host, which can only be this machine, one of `host_facts.QUESTIONS`."""
+        assert host == 0
+        return host_facts.QUESTIONS[name](**arguments)
 
     def own(self, folder: Path) -> None:
         """Have the fork server remove this folder when this process is gone."""

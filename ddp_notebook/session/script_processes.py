@@ -322,7 +322,7 @@ class ScriptProcesses:
                 "cwd": os.getcwd(),  # noqa: PTH109
                 "log": str(out),
                 "errors": str(errors),
-                "host": dict(hosts.get(rank, {})),
+                "namespaces": dict(hosts.get(rank, {})),
             }
             exited, begun = partial(self._exited, rank), partial(self._begun, rank)
             self._fork_server.spawn(spec, exited, begun)
