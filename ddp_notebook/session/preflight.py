@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from ddp_notebook import files
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
-from ddp_notebook.session.options import cores
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
