@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.devices import plan_devices
 from ddp_notebook.launch.host_facts import ProcessState
 from ddp_notebook.model import Event, Ranks
@@ -151,12 +152,12 @@ class FakeCluster:
         self.record.add(tuple(self.signalled(rank, number)))
 
     def stopped(self, pids: Sequence[int]) -> list[int]:
-        """No process is."""
-        return []
+        """Return those on this machine."""
+        return host_facts.stopped(pids)
 
     def process(self, pid: int) -> ProcessState:
-        """Of no process nothing is known."""
-        return ProcessState()
+        """Return what this machine knows of it."""
+        return host_facts.process(pid)
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
         """No script has processes."""
