@@ -214,14 +214,19 @@ class Processes:
 
     def _show_host(self, host: int, at: str) -> None:
         """Report how far a host is (any thread)."""
+        if self._closing or self.fork_server.ready.done():
+            return
         loading = self.record.snapshot.loading or Loading(time.monotonic_ns())
         name = self.options.placement.name(host)
         self.record.note(loading=replace(loading, hosts={**loading.hosts, name: at}))
 
     def _show_loading(self, done: float, began_ns: int = 0) -> None:
         """Report how much of torch the fork server has loaded (any thread)."""
-        loading = Loading(began_ns, int(100 * done)) if done < 1 and not self._closing else None
-        if loading != self.record.snapshot.loading:
+        known, loading = self.record.snapshot.loading, None
+        if done < 1 and not self._closing:
+            hosts = known.hosts if known is not None else {}
+            loading = Loading(began_ns, int(100 * done), hosts)
+        if loading != known:
             self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
