@@ -63,7 +63,12 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
-        "loading": loading and {"percent": loading.percent, "since_us": since_us},
+        "loading": loading
+        and {
+            "what": loading_what(loading),
+            "percent": loading.percent,
+            "since_us": since_us,
+        },
         "rows": [_row(row, board.snapshot, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],

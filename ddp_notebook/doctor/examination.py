@@ -24,12 +24,13 @@ from ddp_notebook.doctor import checks, gpu_checks
 from ddp_notebook.doctor.checks import Holder, Interface, Lookup
 from ddp_notebook.launch import devices, gpu_links
 from ddp_notebook.launch.addresses import why_no_loopback
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.launch.session_folder import parents
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.doctor import Check, DoctorReport, Verdict
 from ddp_notebook.session import preflight
-from ddp_notebook.session.options import InitOptions, check_world_size, cores
+from ddp_notebook.session.options import InitOptions, check_world_size
 
 Look: TypeAlias = Callable[[], Check | Iterable[Check]]
 """Makes one check or several, and gets the facts for it only when called."""

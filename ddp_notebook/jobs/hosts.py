@@ -31,6 +31,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.target import ELSEWHERE, OF_SLURM, Target, is_elsewhere, on_this_host
 from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.launch.placement import HOST_NAME
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -58,7 +59,6 @@ SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
 THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
-_HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
 _RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
 """The script of the shell there; it prefers the file of here, as hosts may share a file system."""
 
@@ -124,7 +124,7 @@ _NAME = "ddp-notebook"
 
 def by_ssh(name: str) -> Host:
     """Return a host, as the user's ssh knows it: ``gpu07``, ``me@gpu07``. Raises UsageMistake."""
-    if not _HOST.fullmatch(name):
+    if not HOST_NAME.fullmatch(name):
         raise UsageMistake(f"{plain(name)!r} is not the name of a host.")
     given = os.environ.get(SSH_VARIABLE, "")
     try:
@@ -165,7 +165,7 @@ def of_slurm(job: str) -> tuple[str, tuple[Host, ...]]:
             f"srun --overlap --jobid={number} --nodelist={name} true",
         )
         for name in names
-        if _HOST.fullmatch(name)
+        if HOST_NAME.fullmatch(name)
     )
 
 

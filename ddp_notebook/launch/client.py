@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
@@ -23,6 +23,9 @@ from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.hosts_client import ProcessStarter
 
 T = TypeVar("T")
 ExitHandler = Callable[[int], None]
@@ -340,11 +343,12 @@ class CalledProcess:
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         entry: str,
         arguments: Mapping[str, Any],
         log: Path,
         on_exit: Callable[[], None] = lambda: None,
+        host: int = 0,
     ) -> None:
         """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`."""
         self._fork_server = fork_server
@@ -354,6 +358,7 @@ class CalledProcess:
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
             "log": str(log),
+            "host": host,
         }
 
         def exited(_code: int) -> None:

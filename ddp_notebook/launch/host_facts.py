@@ -8,19 +8,20 @@ the machine's own, as in `process_ids.pid_of`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import platform
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from ddp_notebook import __version__
-from ddp_notebook.launch import devices, out_of_memory
+from ddp_notebook.launch import addresses, devices, out_of_memory
 from ddp_notebook.launch.process_groups import is_stopped
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
@@ -47,7 +48,7 @@ def machine() -> dict[str, Any]:
         "name": socket.gethostname(),
         "python": platform.python_version(),
         "torch": torch,
-        "product": __version__,
+        "product": sys.modules["ddp_notebook"].__version__,  # of a higher layer
         "cores": cores(),
         "memory_bytes": out_of_memory.bytes_left(),
         "gpus": list(devices.visible_gpus()),
@@ -60,12 +61,18 @@ def stopped(pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if is_stopped(pid)]
 
 
-def process(pid: int) -> dict[str, Any]:
-    """Return a process's state, its main thread's CPU time, and the command of another program.
+class ProcessState(NamedTuple):
+    """A rank's process as the system knows it; empty where that cannot be read."""
 
-    The state is sleeping, running, disk-sleep or stopped, empty if it cannot be read. `program` is
-    what has replaced the rank's own (execve), empty for a rank.
-    """
+    state: str = ""
+    """Of its main thread: sleeping, running, disk-sleep, stopped."""
+    main_cpu_s: float = 0.0
+    program: str = ""
+    """The command of one that has replaced the rank's (execve)."""
+
+
+def process(pid: int) -> ProcessState:
+    """Return what the system knows of a process."""
     state, cpu_s, program = "", 0.0, ""
     with contextlib.suppress(psutil.Error, OSError):
         current = psutil.Process(pid)
@@ -79,7 +86,7 @@ def process(pid: int) -> dict[str, Any]:
         ours = any("ddp_notebook" in word for word in command)
         if not ours and own.read_bytes() != parents.read_bytes():
             program = " ".join(command)
-    return {"state": state, "cpu_s": cpu_s, "program": program}
+    return ProcessState(state, cpu_s, program)
 
 
 def signal_group(pid: int, number: int) -> None:
@@ -113,11 +120,30 @@ def file_part(path: str, begin: int, size: int) -> dict[str, Any]:
         return {"bytes": -1, "part": ""}
 
 
+def digest(path: str) -> str:
+    """Return the SHA-256 of a file; empty where it cannot be read."""
+    try:
+        with Path(path).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def free_port(address: str) -> int:
+    """Return a port that is free at an address of this machine; 0 where it has no such address."""
+    try:
+        return addresses.free_port(address)
+    except OSError:
+        return 0
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "stopped": stopped,
     "process": process,
     "signal_group": signal_group,
     "facing": facing,
     "file_part": file_part,
+    "digest": digest,
+    "free_port": free_port,
     "memory_kills": out_of_memory.kills,
 }

@@ -11,6 +11,7 @@ import os
 
 HOST_VARIABLE = "DDP_NOTEBOOK_HOST"
 """The environment variable with the number of the host that a process is on; unset on host 0."""
+_own_host = int(os.environ.get(HOST_VARIABLE) or 0)  # now: a cell may change the environment
 _PID_BITS = 22
 """Linux gives no pid above 2**22 (pid_max in proc(5))."""
 
@@ -22,7 +23,7 @@ def process_id(host: int, pid: int) -> int:
 
 def own_process_id() -> int:
     """Return the number of this process."""
-    return process_id(int(os.environ.get(HOST_VARIABLE) or 0), os.getpid())
+    return process_id(_own_host, os.getpid())
 
 
 def host_of(number: int) -> int:

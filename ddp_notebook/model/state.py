@@ -75,11 +75,13 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """torch is being loaded, once for all ranks: start time, and approximate share done."""
+    """torch is being loaded, once for all ranks of a host: start time, approximate share done."""
 
     since_ns: int
     percent: int = 0
     """0 for not known."""
+    hosts: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Other hosts that are being reached, each with how far it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from ddp_notebook import files
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
-from ddp_notebook.session.options import cores
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
@@ -43,10 +43,16 @@ _TASKS_OF_A_RANK = 16
 # -- before ranks are started -----------------------------------------------------------------
 
 
-def check_start(world_size: int) -> None:
-    """Raise UsageMistake where a new session of so many ranks cannot be started."""
-    why = why_too_low_for_files(world_size, open_files()) or why_too_few_processes(world_size)
-    if why := why or why_too_little_memory(world_size, out_of_memory.bytes_left()):
+def check_start(world_size: int, *, far: bool) -> None:
+    """Raise UsageMistake where a new session of so many ranks cannot be started.
+
+    `far`: they are on other hosts, and take sockets here and nothing else.
+    """
+    why = why_too_low_for_files(world_size, open_files())
+    why = why or why_too_few_processes(0 if far else world_size)
+    if not (why or far):
+        why = why_too_little_memory(world_size, out_of_memory.bytes_left())
+    if why:
         raise UsageMistake(why)
 
 
@@ -71,6 +77,8 @@ def has_room_for_threads() -> bool:
 
 def warning(options: InitOptions) -> str:
     """Return what is to be said before crowded ranks are started; empty for nothing."""
+    if options.hosts:  # whether it is too much for them is known when they are there
+        return ""
     world_size, why, fits = options.world_size, [], [options.world_size]
     most = 8 * cores()  # with more, a rank waits so long for its turn that setup itself is slow
     if world_size > most:

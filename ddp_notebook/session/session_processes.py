@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from ddp_notebook import files
 from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.rank_cluster import RankCluster
-from ddp_notebook.errors import SessionLost, SetupFailed
-from ddp_notebook.launch import out_of_memory
+from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import CalledProcess, ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.host_facts import cores
+from ddp_notebook.launch.hosts_client import HostsClient, ProcessStarter
 from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
+from ddp_notebook.launch.process_ids import host_of, pid_of
 from ddp_notebook.launch.session_folder import make_folder, remove_shared_memory
 from ddp_notebook.model import (
     SESSION,
@@ -44,35 +48,38 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.collective_logs import CollectiveLogs
+from ddp_notebook.session.far_hosts import FarHosts, reach
 from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import ScriptProcesses
-from ddp_notebook.session.unresponsive import StoppedRanks, deaths, keep_awake
+from ddp_notebook.session.unresponsive import MemoryKills, StoppedRanks, deaths, keep_awake
 
 
 class StoreProcess(CalledProcess):
-    """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
+    """A process that hosts one TCPStore at `address` (port 0: the system chooses)."""
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         receiver: EventReceiver,
         record: Record,
         folder: Path,
-        host: str,
-        port: int,
+        address: tuple[str, int],
+        on: int,
     ) -> None:
+        """Start it on the host numbered `on`. Raises as `ForkServerClient.spawn`."""
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
         # Before the process is started: it may answer before its pid is known here. So each store's
         # answer is kept, and `_own_answer` picks the one of this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
+        host, port = address
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         entry = "ddp_notebook.rank.setup.store_process:main"
         log = folder / "store.log"
-        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()))
+        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()), on)
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
@@ -119,11 +126,14 @@ class Processes:
     `on_lost(reason)` is called, from any thread, when the session cannot go on.
     """
 
+    far: FarHosts | None = None
+    """The hosts that ranks are on; None where that is this machine."""
+
     def __init__(
         self,
         options: InitOptions,
         devices: DevicePlan,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         record: Record,
         on_lost: Callable[[str], None],
     ) -> None:
@@ -143,8 +153,7 @@ class Processes:
         self._closing = False
         self._earlier_bytes: dict[int, int] = {}
         """Per rank, the part of its log that an earlier run or process wrote."""
-        self._oom_kills: int | None = None
-        """How many processes the kernel had killed for lack of memory when something began."""
+        self._memory_kills = MemoryKills(fork_server)
         with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
             undo.callback(self._held.remove)
             fork_server.own(self.folder)
@@ -156,7 +165,7 @@ class Processes:
             self.cluster: RankCluster = IPyParallelCluster(fork_server, self.folder, self._exited)
             fork_server.on_lost(self._fork_server_lost)
             undo.pop_all()
-        self._end_watch = keep_awake(self._serving, self._wake)
+        self._end_watch = keep_awake(self._serving, self._wake, self.cluster.stopped)
 
     @property
     def output_folder(self) -> Path:
@@ -186,6 +195,11 @@ class Processes:
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         self.cluster.start()
+        if isinstance(self.fork_server, HostsClient):
+            self.far = reach(self.fork_server, self.options, self.folder, self._show_host)
+            self.devices = self.far.devices
+            notes = (*self.record.snapshot.notes, *self.devices.notes, *self.far.notes)
+            self.record.note(backend=self.devices.backend, notes=notes)
         try:
             self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
         except TimeoutError:
@@ -198,10 +212,21 @@ class Processes:
             self.open_store()
         self.launch(tuple(range(self.options.world_size)))
 
+    def _show_host(self, host: int, at: str) -> None:
+        """Report how far a host is (any thread)."""
+        if self._closing or self.fork_server.ready.done():
+            return
+        loading = self.record.snapshot.loading or Loading(time.monotonic_ns())
+        name = self.options.placement.name(host)
+        self.record.note(loading=replace(loading, hosts={**loading.hosts, name: at}))
+
     def _show_loading(self, done: float, began_ns: int = 0) -> None:
         """Report how much of torch the fork server has loaded (any thread)."""
-        loading = Loading(began_ns, int(100 * done)) if done < 1 and not self._closing else None
-        if loading != self.record.snapshot.loading:
+        known, loading = self.record.snapshot.loading, None
+        if done < 1 and not self._closing:
+            hosts = known.hosts if known is not None else {}
+            loading = Loading(began_ns, int(100 * done), hosts)
+        if loading != known:
             self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
@@ -209,7 +234,8 @@ class Processes:
 
         Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
         """
-        options, stopped = self.options, StoppedRanks(lambda: self.record.snapshot.ranks)
+        options, placement = self.options, self.options.placement
+        stopped = StoppedRanks(lambda: self.record.snapshot.ranks, self.cluster.stopped)
         with noted() as interrupted:
 
             def hopeless() -> bool:
@@ -217,8 +243,8 @@ class Processes:
                 return any([interrupted(), self._closing, dead, stopped.among(ranks)])
 
             for rank in ranks:
-                extra = {**self.devices.environment[rank], **self._variables()}
-                environment = rank_environment(rank, options.world_size, options.threads, extra)
+                extra = {**self.devices.environment[rank], **self._variables(rank)}
+                environment = rank_environment(rank, placement, self.threads(rank), extra)
                 light = {
                     "rank": rank,
                     "events": self.receiver.url,
@@ -231,7 +257,9 @@ class Processes:
                 self.receiver.expect_from_start(rank)
                 self.begin_last_words((rank,))
                 boot = [["ddp_notebook.rank.boot:start", light]]
-                self.cluster.launch(rank, environment, boot, partial(self._begun, rank))
+                begun, host = partial(self._begun, rank), placement.host(rank)
+                folder = self.folder_on(host)
+                self.cluster.launch(rank, environment, boot, begun, host, folder)
             missing = self.cluster.wait_for(ranks, options.timeout_s + 30.0, hopeless)
             if interrupted():
                 # A process that nobody waits for could register as an engine at any time later,
@@ -263,6 +291,8 @@ class Processes:
         """Return why no rank could have `options` in its process; empty when some can."""
         if other := options.other_kind(self.options):
             return f"{' and '.join(other)} changes what a process is"
+        if options.hosts and options.world_size != self.options.world_size:
+            return "another number of ranks has each on another host"
         if not self.fork_server.equals_a_new_one():
             return "packages, files, the environment or the module path have changed"
         if self.folder_gone or not self.output_folder.exists():
@@ -288,31 +318,82 @@ class Processes:
         label, now_ns = self.devices.labels[rank], time.monotonic_ns()
         self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
-    def _variables(self) -> dict[str, str]:
+    @property
+    def master_addr(self) -> str:
+        """Where the ranks meet, and the store listens."""
+        return self.far.master_addr if self.far is not None else self.options.master_addr
+
+    def cores(self, rank: int) -> int:
+        """Return the CPU cores of a rank's host."""
+        if self.far is None:
+            return cores()
+        return self.far.hellos[self.options.placement.host(rank)].cores
+
+    def threads(self, rank: int) -> int:
+        """Return the intra-op threads of a rank."""
+        if self.far is None or self.options.threads_per_rank:
+            return self.options.threads
+        return max(1, self.cores(rank) // self.options.placement.local(rank)[1])
+
+    def free_port(self, rank: int) -> int:
+        """Return a port that is free at the master's address, on the host of `rank`."""
+        host = self.options.placement.host(rank)
+        return int(self.fork_server.question(host, "free_port", address=self.master_addr) or 0)
+
+    def folder_on(self, host: int) -> str:
+        """Return the current folder of ranks on a host."""
+        return self.far.hellos[host].current_folder if self.far is not None else str(Path.cwd())
+
+    def file_on(self, host: int, file: Path) -> Path:
+        """Return where a file of this machine is on a host.
+
+        Raises UsageMistake where it is not there, or another one is.
+        """
+        if self.far is None:
+            return file
+        name, copy, here = self.options.placement.name(host), file, Path.cwd()
+        if file.is_relative_to(here):
+            copy = Path(self.folder_on(host), file.relative_to(here))
+        digest = self.fork_server.question(host, "digest", path=str(copy))
+        if digest is None:
+            raise UsageMistake(f"Host {name} does not answer. See: %ddp_status")
+        if digest != host_facts.digest(str(file)):
+            what = "another file is" if digest else "no such file is"
+            raise UsageMistake(
+                f"{file.name} cannot run on host {name}: {what} at {copy} there. "
+                f"Copy it: scp {file} {name}:{copy}"
+            )
+        return copy
+
+    def _variables(self, rank: int) -> dict[str, str]:
         """Return what gloo and NCCL are to use: variables that the user has not set.
 
         Where the ranks meet on the loopback interface, that one: both listen on the first other one
-        by default, where other hosts can connect. What torch's flight recorder writes of a hang,
-        after minutes, goes into the session's folder, and with it.
+        by default, where other hosts can connect. On several hosts, the one that faces the first.
+        What torch's flight recorder writes of a hang, after minutes, goes into the session's
+        folder, and with it.
         """
-        local = self.options.master_addr in ("127.0.0.1", "localhost", "::1")
+        local = self.master_addr in ("127.0.0.1", "localhost", "::1")
         interface = loopback_interface() if local else ""
+        if self.far is not None:
+            interface = self.far.interfaces[self.options.placement.host(rank)]
         wanted = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
         if "nccl" in self.devices.backend:
             wanted["TORCH_FR_DUMP_TEMP_FILE"] = str(self.folder / "log" / "nccl_trace_rank_")
         return {name: value for name, value in wanted.items() if value and name not in os.environ}
 
-    def environment(self, ranks: Ranks) -> dict[str, str]:
-        """Environment variables of a script's processes besides the notebook's and torchrun's.
+    def environment(self, ranks: Ranks, of: int) -> dict[str, str]:
+        """Environment variables of a script's process `of` besides the notebook's and torchrun's.
 
-        They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
+        It sees the GPUs of all `ranks` on its host: each takes its own by LOCAL_RANK.
         """
-        devices = self.devices
-        gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in ranks)) if devices.gpus else ""
+        devices, host = self.devices, self.options.placement.host
+        there = [rank for rank in ranks if host(rank) == host(of)]
+        gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in there)) if devices.gpus else ""
         # By the numbers that the ranks' own processes use.
         order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         visible = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": order} if gpus else {}
-        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._variables()}
+        return {"OMP_NUM_THREADS": str(self.threads(of)), **visible, **self._variables(of)}
 
     # -- the store ---------------------------------------------------------------------
 
@@ -324,8 +405,15 @@ class Processes:
         if of in self._stores:
             self._stores[of].close()
         self._need_folder("No store can be opened.")
-        host, port = self.options.master_addr, self.options.master_port if of == "session" else 0
-        opened = StoreProcess(self.fork_server, self.receiver, self.record, self.folder, host, port)
+        address = self.master_addr, self.options.master_port if of == "session" else 0
+        opened = StoreProcess(
+            self.fork_server,
+            self.receiver,
+            self.record,
+            self.folder,
+            address,
+            self.options.placement.hosts[0],
+        )
         self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
     def store_address(self) -> tuple[str, int]:
@@ -365,6 +453,7 @@ class Processes:
         self._need_folder("No script can be started.")
         self.script = ScriptProcesses(
             self.fork_server,
+            self.options.placement,
             self.record,
             self.cluster,
             self.logs,
@@ -386,7 +475,13 @@ class Processes:
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""
+        if self.far is not None:
+            raise UsageMistake(
+                "The lab makes its hosts in this machine, and the ranks are on others. Type: "
+                "%ddp_init --replace"
+            )
         self.end_script()
+        assert isinstance(self.fork_server, ForkServerClient)
         self._lab = LabHosts(self.fork_server, self.folder, names, drops, port)
         return self._lab.place(self.options.world_size)
 
@@ -411,7 +506,7 @@ class Processes:
         else:
             self.fork_server.signal(pid, signal.SIGCONT)
         note = (
-            f"The {name} (pid {pid}) was stopped, by kill -STOP or a debugger. It was sent "
+            f"The {name} (pid {pid_of(pid)}) was stopped, by kill -STOP or a debugger. It was sent "
             "SIGCONT: without it nothing answers."
         )
         if note not in (notes := self.record.snapshot.notes):
@@ -519,7 +614,7 @@ class Processes:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
         # Only in the folder that this session has made: at its path may be another one by now.
-        if self._held.is_there:
+        if self._held.is_there and not host_of(pid):  # on other hosts their agents do that
             # What the process made for itself alone: a new one makes its own.
             shutil.rmtree(multiprocessing_folder(self.folder, pid), ignore_errors=True)
             for path in self.output_folder.glob(f"*-{pid}-*"):
@@ -531,7 +626,7 @@ class Processes:
             exit_code=code,
             last_words=files.tail(self.log_file(rank), 4000, earlier),
             peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
-            oom_kills=out_of_memory.kills_since(self._oom_kills),
+            oom_kills=self._memory_kills.since(host_of(pid)),
             heard_ns=time.monotonic_ns(),
         )
         self.record.hear((exited,))
@@ -541,7 +636,7 @@ class Processes:
 
         Processes that the kernel has killed so far do not count for it either.
         """
-        self._oom_kills = out_of_memory.kills()
+        self._memory_kills.begin(self.options.placement)
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._earlier_bytes[rank] = self.log_file(rank).stat().st_size
@@ -553,7 +648,8 @@ class Processes:
             return
         # Nobody is left to tell which rank ended how, so the session as a whole is lost.
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
-        end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
+        own = (s.pid for s in self.record.snapshot.ranks if s.pid and not host_of(s.pid))
+        end_sessions(own)
         remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from ddp_notebook.launch.process_ids import pid_of
 from ddp_notebook.model import (
     Board,
     BoardRow,
@@ -170,7 +171,7 @@ def _row(
         entering=state.entering,
         text=activity.text,
         device=state.device,
-        pid=state.pid,
+        pid=pid_of(state.pid),
         host=state.host,
         age_s=age_s,
         silent=silent,
@@ -295,7 +296,13 @@ def loading_text(snapshot: Snapshot) -> str:
         return ""
     seconds = max(0, snapshot.taken_ns - loading.since_ns) // 1_000_000_000
     share = f"about {loading.percent} %, " if loading.percent else ""
-    return f"Loading torch, once for all ranks: {share}{seconds} s"
+    return f"{loading_what(loading)}: {share}{seconds} s"
+
+
+def loading_what(loading: Loading) -> str:
+    """``Loading torch, once for all ranks``, or on other hosts how far each one is."""
+    hosts = ", ".join(f"{name} {at}" for name, at in loading.hosts.items())
+    return f"Starting hosts ({hosts})" if hosts else "Loading torch, once for all ranks"
 
 
 def state_word(state: RankState) -> str:

@@ -188,7 +188,7 @@ class Page {
     if (!bar.parentNode) this.loading.append(bar, make("span"));
     if (loading.percent) bar.value = loading.percent;
     const share = loading.percent ? `about ${loading.percent} %, ` : "";
-    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${share}${formatAge(now - loading.since_us)}`;
+    this.loading.lastChild.textContent = `${loading.what}: ${share}${formatAge(now - loading.since_us)}`;
   }
 
   /** What changes by itself: ages, and whether a kernel is there. */
