@@ -8,7 +8,7 @@ listens at nothing beyond the session's folder. What it is told, and tells, over
     <- signal pid, number    <- ask tag, name, arguments     -> answer tag, value
     <- open n, socket; data n; shut n                        -> data n; shut n
     <- clock ns              -> clock ns, ns                 -> hello facts;  loading done;  ready
-    -> event source, ...     -> part name, begin             <- end     -> ending why
+    -> event source          -> part name, begin             -> ending why
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Agent:
     # -- from the ranks ----------------------------------------------------------------------
 
     def _pass_events_on(self) -> None:
-        messages = []
+        messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(messages) < _EVENTS_AT_ONCE:
                 messages.append(self._events.recv_multipart(zmq.NOBLOCK))
@@ -217,12 +217,10 @@ class Agent:
                 self._on_a_thread(self._answer, tag, name, arguments)
             case "open", [number, name]:
                 self._connections.open(number, name)
-            case ("data" | "shut"), [number]:
+            case (("data" | "shut"), [number]):
                 self._connections.take(kind, number, blob)
             case "clock", [near_ns]:
                 self._send("clock", near_ns, time.monotonic_ns())
-            case "end", []:
-                self.ended.set()
 
     def _on_a_thread(self, work: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=work, args=arguments, name="ddp-work", daemon=True).start()

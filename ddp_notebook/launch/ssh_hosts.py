@@ -19,7 +19,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
@@ -52,7 +51,6 @@ else:
 """Older Pythons and such without any package can run this, so that it is they who are named."""
 _PYTHON_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec python3 "$@"'
 """The script of the shell there: the notebook's own Python, as hosts may share a file system."""
-_ENDS_WITHIN_S = 8.0
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Of the ports there: the system gives others to connections."""
 _random = random.SystemRandom()
@@ -74,7 +72,9 @@ def tunneled(connection: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     _, _, address = str(connection["interface"]).partition("://")
     ports = [port for value in connection.values() for port in _ports_in(value)]
-    there = dict(zip(ports, _random.sample(range(_FIRST_PORT, _LAST_PORT), len(ports)), strict=True))
+    there = dict(
+        zip(ports, _random.sample(range(_FIRST_PORT, _LAST_PORT), len(ports)), strict=True)
+    )
 
     def moved(value: Any) -> Any:
         if isinstance(value, list):
@@ -141,6 +141,11 @@ class Ssh:
         return self._process.pid
 
     @property
+    def last(self) -> str:
+        """The last line that is not the agent's; empty if there is none."""
+        return self._last[-1].rstrip(".") if self._last else ""
+
+    @property
     def port_was_taken(self) -> bool:
         """True when it ended because a port there was another's, or may not be forwarded."""
         return any("forwarding failed" in line for line in self._last)
@@ -158,11 +163,14 @@ class Ssh:
         stream.close()
         self._ended()
 
-    def close(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
-        """End the agent and return when it has gone; ssh alone where it does not answer."""
+    def hang_up(self) -> None:
+        """Have the agent end."""
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it has ended; it is killed where the other end does not answer."""
         try:
             self._process.wait(scaled_for_load(timeout_s))
         except subprocess.TimeoutExpired:
@@ -174,7 +182,7 @@ class Ssh:
     def why_ended(self) -> str:
         """Return why ssh has ended before there was an agent, and what to type."""
         name, code = self._name, self._process.returncode
-        last = self._last[-1].rstrip(".") if self._last else "nothing"
+        last = self.last or "nothing"
         if self.port_was_taken:
             return (
                 f"Host {name}: ssh may not bring the controller's ports there: {last}. Its sshd "
@@ -198,7 +206,7 @@ class Ssh:
         name = self._name
         if "failed" in told:
             raise SetupFailed(f"Host {name}: {told['failed']}")
-        version = metadata.version("ddp-notebook")
+        version = sys.modules["ddp_notebook"].__version__
         path = shlex.quote(str(told.get("path") or self._python))
         install = f"On {name}, type: {path} -m pip install ddp-notebook=={version}"
         if "lacking" in told:

@@ -15,6 +15,7 @@ import heapq
 import hmac
 import itertools
 import json
+import math
 import struct
 import threading
 import time
@@ -228,7 +229,7 @@ class Wire:
         self._wake()
 
     def watch(self, source: Any, events: int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever a socket or descriptor is ready. On the wire's thread only.
+        """Call `handler` whenever a socket is ready. On the wire's thread only.
 
         Those that are read are left alone while the window is full: what they bring waits there.
         """
@@ -290,7 +291,7 @@ class Wire:
                 poller.register(source, events)
         now_s = time.monotonic()
         next_s = min([now_s + BEAT_S / 2, *(due_s for due_s, _, _ in self._timers[:1])])
-        ready = dict(poller.poll(max(0.0, (next_s - now_s) * 1000)))
+        ready = dict(poller.poll(max(0, math.ceil((next_s - now_s) * 1000))))
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 12)
         for socket in tuple(self._sockets):
@@ -302,18 +303,19 @@ class Wire:
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
         for source, (_, handler) in tuple(self._watched.items()):
-            key = source if source in ready else getattr(source, "fileno", lambda: source)()
-            if key in ready and source in self._watched:
+            # One of a handler before may have ended this one.
+            if source in self._watched and {source, source.fileno()} & ready.keys():
                 handler()
         with self._changed:
             # Nobody is addressed before the other end has told its name.
             packets = self._stream.due(time.monotonic()) if self._other else []
         for packet in packets:
             self._sockets[-1].send_multipart([self._other, packet])
-        if self._renews and self.silent_s > SILENT_S:
-            # Later each time: through an ssh that is cut off, each waits there until it is back.
-            if time.monotonic() - self._connected_s > min(4.0, max(SILENT_S, self.silent_s / 4)):
-                self._connect()
+        # Later each time: through an ssh that is cut off, each waits there until it is back.
+        patience_s = min(4.0, max(SILENT_S, self.silent_s / 4))
+        silent = self._renews and self.silent_s > SILENT_S
+        if silent and time.monotonic() - self._connected_s > patience_s:
+            self._connect()
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 2 or len(frames[1]) > 2 * LARGEST_BYTES:
