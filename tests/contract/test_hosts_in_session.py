@@ -57,7 +57,9 @@ def test_ranks_are_started_on_their_hosts(ranks: Session) -> None:
 
 def test_a_stopped_rank_is_found_where_it_is(ranks: Session) -> None:
     before = rank_pids(ranks)
-    code = "import os, signal\nif rank == 2:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.barrier()"
+    code = (
+        "import os, signal\nif rank == 2:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.barrier()"
+    )
     result = ranks.run_cell(code)
     assert isinstance(result.error, Stuck) and result.diagnosis is not None
     finding = result.diagnosis.findings[0]
