@@ -38,7 +38,8 @@ class FakeHosts(HostsClient):
         self._spared = contextlib.ExitStack()
 
     def reach(self, folder: Path, seen: Callable[[int, str], None], timeout_s: float) -> None:
-        for host, spec in enumerate(self.hosts, 1):
+        self._folder = str(folder)
+        for host in range(1, len(self.hosts) + 1):
             os.environ[HOST_VARIABLE] = str(host)
             try:
                 server = self._servers[host] = ForkServerClient("fork")
@@ -60,7 +61,7 @@ class FakeHosts(HostsClient):
         return Hello(
             **said,
             address="127.0.0.1",
-            folder="",
+            folder=self._folder,
             current_folder=str(Path.cwd()),
             shared_folder=True,
             clock_offset_ns=0,

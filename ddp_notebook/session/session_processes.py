@@ -115,6 +115,7 @@ class StoreProcess(CalledProcess):
                 self._answers.append(event)
 
 
+_MOST_TEXT_BYTES = 1 << 28
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -175,6 +176,25 @@ class Processes:
     def log_file(self, rank: int) -> Path:
         """Return the file behind a rank's own stdout and stderr."""
         return self.folder / "log" / f"rank-{rank}.log"
+
+    def text_of(self, rank: int, file: Path) -> str:
+        """Return a file of the session's that a rank has written; empty where there is none.
+
+        On another host it is read there: what is long is not brought here unasked.
+        """
+        host = self.options.placement.host(rank)
+        if self.far is None:
+            return files.tail(file)
+        there = str(Path(self.far.hellos[host].folder, file.relative_to(self.folder)))
+        data = bytearray()
+        while len(data) < _MOST_TEXT_BYTES:
+            part = self.fork_server.question(
+                host, "file_part", path=there, begin=len(data), size=1 << 18
+            )
+            if not part:
+                break
+            data += part.encode("latin-1", "replace")
+        return data.decode("utf-8", "replace")
 
     def output_file(self, rank: int, cell: int) -> Path:
         """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
