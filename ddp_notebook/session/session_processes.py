@@ -217,7 +217,12 @@ class Processes:
         self.cluster.start()
         if isinstance(self.fork_server, HostsClient):
             self.far = reach(self.fork_server, self.options, self.folder, self._show_host)
-            self.devices = self.far.devices
+            self.devices, placed = self.far.devices, self.options.placement
+            self.logs.clock_offsets_ns = {
+                rank: hello.clock_offset_ns
+                for host, hello in self.far.hellos.items()
+                for rank in placed.ranks(host)
+            }
             notes = (*self.record.snapshot.notes, *self.devices.notes, *self.far.notes)
             self.record.note(backend=self.devices.backend, notes=notes)
         try:

@@ -162,23 +162,20 @@ def test_long_output_is_read_where_it_is(ranks: Session) -> None:
 def test_each_host_has_the_threads_of_its_cores(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Unequal(fake_hosts.FakeHosts):
-        hellos = {1: {"cores": 8, "torch": "2.9"}, 2: {"cores": 1, "torch": "2.13"}}
-
-    monkeypatch.setattr(pool, "HostsClient", Unequal)
+    said = {1: {"cores": 8, "torch": "2.9"}, 2: {"cores": 1, "torch": "2.13"}}
+    monkeypatch.setattr(fake_hosts.FakeHosts, "hellos", said)
+    monkeypatch.setattr(pool, "HostsClient", fake_hosts.FakeHosts)
     session.init(InitOptions(world_size=4, device="cpu", hosts=parse_hosts("a,b")))
     assert last_values(session, "torch.get_num_threads()") == {(0, 1): "4", (2, 3): "1"}
     notes = "\n".join(session.record.snapshot.notes)
-    assert "ranks 2 and 3 share 1 CPU core on b" in notes
+    assert "Ranks 2 and 3 share 1 CPU core on b" in notes
     assert "2.9 on a, 2.13 on b" in notes
 
 
 def test_a_host_without_memory_is_named_and_nothing_is_left(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full(fake_hosts.FakeHosts):
-        hellos = {2: {"memory_bytes": 1 << 20}}
-
-    monkeypatch.setattr(pool, "HostsClient", Full)
-    with pytest.raises(SetupFailed, match="Host b: .* do not fit into memory"):
+    monkeypatch.setattr(fake_hosts.FakeHosts, "hellos", {2: {"memory_bytes": 1 << 20}})
+    monkeypatch.setattr(pool, "HostsClient", fake_hosts.FakeHosts)
+    with pytest.raises(SetupFailed, match=r"Host b: 1 rank does not fit into memory.*--hosts b:1"):
         session.init(InitOptions(world_size=2, device="cpu", hosts=parse_hosts("a,b")))
