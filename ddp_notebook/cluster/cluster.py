@@ -183,6 +183,7 @@ class IPyParallelCluster:
             "cwd": folder or str(Path.cwd()),
             "log": str(self.log_file(rank)),
             "host": host,
+            "asked_at": "" if rank == CONTROLLER else str(questions_of(self._folder, rank)),
         }
         ended = self._ends[rank] = threading.Event()
         process = 0

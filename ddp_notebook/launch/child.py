@@ -6,7 +6,8 @@ A child is described by a `spec`, a JSON object:
      "env": {...}, "cwd": "...", "log": "path of stdout and stderr",
      "errors": "path of stderr, where it has one of its own",
      "namespaces": {kind: path of a namespace that it is to be in, ...},
-     "host": the number of the host that it is started on (see process_ids.py)}
+     "host": the number of the host that it is started on (see process_ids.py),
+     "asked_at": its control socket, which is brought here from another host (see twin.py)}
 """
 
 from __future__ import annotations

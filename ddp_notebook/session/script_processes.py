@@ -331,6 +331,7 @@ class ScriptProcesses:
                 "errors": str(errors),
                 "namespaces": dict(namespaces.get(rank, {})),
                 "host": self._placement.host(rank),
+                "asked_at": str(questions_of(self._folder, rank)),
             }
             exited, begun = partial(self._exited, rank), partial(self._begun, rank)
             self._fork_server.spawn(spec, exited, begun)
