@@ -43,7 +43,7 @@ _TASKS_OF_A_RANK = 16
 # -- before ranks are started -----------------------------------------------------------------
 
 
-def check_start(world_size: int, *, far: bool) -> None:
+def check_start(world_size: int, *, far: bool = False) -> None:
     """Raise UsageMistake where a new session of so many ranks cannot be started.
 
     `far`: they are on other hosts, and take sockets here and nothing else.

@@ -390,7 +390,7 @@ class Processes:
             )
         return copy
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def _variables(self, rank: int = 0) -> dict[str, str]:
         """Return what gloo and NCCL are to use: variables that the user has not set.
 
         Where the ranks meet on the loopback interface, that one: both listen on the first other one
