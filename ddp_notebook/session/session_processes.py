@@ -67,6 +67,7 @@ class StoreProcess(CalledProcess):
         folder: Path,
         address: tuple[str, int],
         on: int,
+        current_folder: str,
     ) -> None:
         """Start it on the host numbered `on`. Raises as `ForkServerClient.spawn`."""
         self._record = record
@@ -79,7 +80,8 @@ class StoreProcess(CalledProcess):
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         entry = "ddp_notebook.rank.setup.store_process:main"
         log = folder / "store.log"
-        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()), on)
+        changed = partial(record.add, ())
+        super().__init__(fork_server, entry, arguments, log, changed, on, current_folder)
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
@@ -431,13 +433,15 @@ class Processes:
             self._stores[of].close()
         self._need_folder("No store can be opened.")
         address = self.master_addr, self.options.master_port if of == "session" else 0
+        host = self.options.placement.hosts[0]
         opened = StoreProcess(
             self.fork_server,
             self.receiver,
             self.record,
             self.folder,
             address,
-            self.options.placement.hosts[0],
+            host,
+            self.folder_on(host),
         )
         self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
