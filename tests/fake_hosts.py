@@ -5,11 +5,14 @@ Processes of host 1 have numbers that are no pids, so what takes one for a pid f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import support
 
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.client import ExitHandler, ForkServerClient
@@ -32,15 +35,18 @@ class FakeHosts(HostsClient):
         self.asked: list[tuple[int, str]] = []
         self.silent = {}
         self._servers: dict[int, ForkServerClient] = {0: local}
+        self._spared = contextlib.ExitStack()
 
     def reach(self, folder: Path, seen: Callable[[int, str], None], timeout_s: float) -> None:
-        for host, spec in enumerate(self.hosts, 1):
+        self._folder = str(folder)
+        for host in range(1, len(self.hosts) + 1):
             os.environ[HOST_VARIABLE] = str(host)
             try:
-                self._servers[host] = ForkServerClient("fork")
+                server = self._servers[host] = ForkServerClient("fork")
             finally:
                 del os.environ[HOST_VARIABLE]
-            seen(host, f"{spec.name} is there")
+            self._spared.enter_context(support.spared_processes([server.pid]))
+            seen(host, "reached")
         far = list(self._servers.values())[1:]
         for server in far:
             server.ready.add_done_callback(lambda _: self._loaded(far))
@@ -55,7 +61,7 @@ class FakeHosts(HostsClient):
         return Hello(
             **said,
             address="127.0.0.1",
-            folder="",
+            folder=self._folder,
             current_folder=str(Path.cwd()),
             shared_folder=True,
             clock_offset_ns=0,
@@ -116,3 +122,4 @@ class FakeHosts(HostsClient):
     def _close_far(self) -> None:
         while len(self._servers) > 1:
             self._servers.popitem()[1].close()
+        self._spared.close()

@@ -24,6 +24,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.board import headline_alone
+from ddp_notebook.views.board_rows import loading_what
 from ddp_notebook.views.finding_code import Column, columns
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 

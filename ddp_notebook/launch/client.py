@@ -339,7 +339,7 @@ class ForkServerClient:
 
 
 class CalledProcess:
-    """A child that makes one call and ends with it, in this process's folder and environment."""
+    """A child that makes one call and ends with it, in this process's environment."""
 
     def __init__(
         self,
@@ -349,14 +349,18 @@ class CalledProcess:
         log: Path,
         on_exit: Callable[[], None] = lambda: None,
         host: int = 0,
+        folder: str = "",
     ) -> None:
-        """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`."""
+        """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`.
+
+        On a host; without a `folder` it starts in this process's.
+        """
         self._fork_server = fork_server
         self._ended = threading.Event()
         spec = {
             "calls": [[entry, arguments]],
             "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
+            "cwd": folder or os.getcwd(),  # noqa: PTH109
             "log": str(log),
             "host": host,
         }

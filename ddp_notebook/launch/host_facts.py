@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from ddp_notebook import files
 from ddp_notebook.launch import addresses, devices, out_of_memory
 from ddp_notebook.launch.process_groups import is_stopped
 
@@ -109,22 +110,19 @@ def facing(address: str) -> dict[str, str]:
     return {"address": own, "interface": next(has, "") if own else ""}
 
 
-def file_part(path: str, begin: int, size: int) -> dict[str, Any]:
-    """Return a part of a file as text, its bytes as characters of Latin-1, and the file's size."""
-    try:
-        with Path(path).open("rb") as stream:
-            total = os.fstat(stream.fileno()).st_size
-            stream.seek(begin)
-            return {"bytes": total, "part": stream.read(size).decode("latin-1")}
-    except OSError:
-        return {"bytes": -1, "part": ""}
+def file_part(path: str, begin: int, size: int) -> str:
+    """Return a part of a file, its bytes as characters of Latin-1; empty where there is none."""
+    with contextlib.suppress(OSError), files.opened(Path(path)) as stream:
+        stream.seek(begin)
+        return stream.read(size).decode("latin-1")
+    return ""
 
 
 def digest(path: str) -> str:
     """Return the SHA-256 of a file; empty where it cannot be read."""
     try:
-        with Path(path).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        with files.opened(Path(path)) as stream:
+            return hashlib.sha256(stream.read()).hexdigest()
     except OSError:
         return ""
 

@@ -2,6 +2,7 @@
 
 bring_up.py           Takes the ranks through the stages of setup, all at once or step by step.
 collective_logs.py    Reads the ranks' collective logs from mapped files, without calling the ranks.
+far_hosts.py          What a session needs to know of the other hosts that its ranks are on.
 findings.py           What was found wrong in the last run or setup, until the next one begins.
 guards.py             Preconditions of a verb: its ranks exist, are alive and are idle.
 interrupts.py         Waiting in the main thread: interrupts are noted, threads switch quickly.

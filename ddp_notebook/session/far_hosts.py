@@ -42,11 +42,11 @@ def reach(
     client.reach(folder, seen, options.timeout_s)
     hellos = {host: client.hello(host) for host in placement.hosts}
     for host, hello in hellos.items():
-        why = hello.limits or why_too_little_memory(
-            len(placement.ranks(host)), hello.memory_bytes or None
-        )
+        name, count = placement.name(host), len(placement.ranks(host))
+        fits = f"%ddp_init --hosts {name}:"
+        why = hello.limits or why_too_little_memory(count, hello.memory_bytes or None, fits)
         if why:
-            raise SetupFailed(f"Host {placement.name(host)}: {why}")
+            raise SetupFailed(f"Host {name}: {why}")
     master = options.master_addr if options.names_master else _master(client, hellos)
     interfaces = {}
     for host in hellos:
@@ -59,7 +59,13 @@ def reach(
                 "--master-addr"
             )
     devices = _devices(options, placement, hellos)
-    notes = _notes(options, placement, hellos)
+    notes = _notes(placement, hellos)
+    if len(hellos) > 1:
+        over = ", ".join(f"{interfaces[host]} on {placement.name(host)}" for host in hellos)
+        notes += (
+            f"The ranks meet at {master} and connect over {over}. torch's store and gloo do not "
+            "check who connects: whoever reaches these addresses can disturb the ranks.",
+        )
     return FarHosts(hellos, master, interfaces, devices, notes)
 
 
@@ -100,8 +106,14 @@ def _devices(options: InitOptions, placement: Placement, hellos: Mapping[int, He
         return plans
 
     plans = planned(options.device, options.backend)
-    if len({plan.device for plan in plans}) > 1:  # a host without GPUs: no rank uses one
-        plans = planned("cpu", options.backend)
+    if len({plan.device for plan in plans}) > 1:
+        without = [
+            placement.name(host)
+            for host, plan in zip(hellos, plans, strict=True)
+            if plan.device == "cpu"
+        ]
+        note = f"No GPU is visible on {', '.join(without)}: all ranks run on CPUs, with gloo."
+        return replace(joined(planned("cpu", options.backend)), notes=(note,))
     if len({plan.backend for plan in plans}) > 1:  # on one host ranks share GPUs: gloo for all
         plans = planned(options.device, "gloo")
     return joined(plans)
@@ -118,16 +130,15 @@ def joined(plans: Sequence[DevicePlan]) -> DevicePlan:
     )
 
 
-def _notes(
-    options: InitOptions, placement: Placement, hellos: Mapping[int, Hello]
-) -> tuple[str, ...]:
+def _notes(placement: Placement, hellos: Mapping[int, Hello]) -> tuple[str, ...]:
     notes = []
     for host, hello in hellos.items():
-        ranks, name = placement.ranks(host), placement.name(host)
+        ranks = placement.ranks(host)
         if len(ranks) > hello.cores:
+            who = name_ranks(ranks).capitalize()
             notes.append(
-                f"{name_ranks(ranks)} share {counted(hello.cores, 'CPU core')} on {name}: fine "
-                "for learning, but timings are not meaningful."
+                f"{who} share {counted(hello.cores, 'CPU core')} on {placement.name(host)}: "
+                "fine for learning, but timings are not meaningful."
             )
     torches = {placement.name(host): hello.torch for host, hello in hellos.items()}
     if len({*torches.values()}) > 1:

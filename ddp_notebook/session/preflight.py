@@ -43,7 +43,7 @@ _TASKS_OF_A_RANK = 16
 # -- before ranks are started -----------------------------------------------------------------
 
 
-def check_start(world_size: int, *, far: bool) -> None:
+def check_start(world_size: int, *, far: bool = False) -> None:
     """Raise UsageMistake where a new session of so many ranks cannot be started.
 
     `far`: they are on other hosts, and take sockets here and nothing else.
@@ -100,18 +100,22 @@ def warning(options: InitOptions) -> str:
     return "\n".join([*why, f"What fits: %ddp_init --world-size {min(fits)}"])
 
 
-def why_too_little_memory(world_size: int, left_bytes: int | None) -> str:
+def why_too_little_memory(
+    world_size: int, left_bytes: int | None, command: str = "%ddp_init --world-size "
+) -> str:
     """Return why this many ranks cannot start; empty if they can, or if it is unknown.
 
-    What the system does at the limit is to kill processes: the notebook's, too.
+    `command` is to be typed, with a number that fits behind it. What the system does at the limit
+    is to kill processes: the notebook's, too.
     """
     if left_bytes is None or left_bytes >= world_size * _LEAST_RANK_BYTES:
         return ""
     return (
-        f"{world_size} ranks do not fit into memory: {format_bytes(left_bytes)} are left, and each "
+        f"{counted(world_size, 'rank')} {'does' if world_size == 1 else 'do'} not fit into memory: "
+        f"{format_bytes(left_bytes)} are left, and each "
         f"takes {format_bytes(_LEAST_RANK_BYTES)} at least, without a model. Free memory "
-        f"(%ddp_shutdown in other notebooks), or type: %ddp_init --world-size "
-        f"{max(1, left_bytes // RANK_BYTES)}"
+        "(%ddp_shutdown in other notebooks), or type: "
+        f"{command}{max(1, left_bytes // RANK_BYTES)}"
     )
 
 

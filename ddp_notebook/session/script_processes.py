@@ -432,6 +432,6 @@ class ScriptProcesses:
                 self._told.add(rank)
                 self._gone.notify_all()
 
-    def log(self, rank: int) -> str:
-        """Return all output of a process: stdout, then stderr."""
-        return "".join(map(files.tail, streams_of(self._folder, rank)))
+    def logs(self, rank: int) -> tuple[Path, ...]:
+        """Return the files with all output of a process: stdout, then stderr."""
+        return streams_of(self._folder, rank)

@@ -67,6 +67,7 @@ class StoreProcess(CalledProcess):
         folder: Path,
         address: tuple[str, int],
         on: int,
+        current_folder: str,
     ) -> None:
         """Start it on the host numbered `on`. Raises as `ForkServerClient.spawn`."""
         self._record = record
@@ -79,7 +80,8 @@ class StoreProcess(CalledProcess):
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         entry = "ddp_notebook.rank.setup.store_process:main"
         log = folder / "store.log"
-        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()), on)
+        changed = partial(record.add, ())
+        super().__init__(fork_server, entry, arguments, log, changed, on, current_folder)
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
@@ -115,6 +117,7 @@ class StoreProcess(CalledProcess):
                 self._answers.append(event)
 
 
+_MOST_TEXT_BYTES = 1 << 28
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -176,6 +179,25 @@ class Processes:
         """Return the file behind a rank's own stdout and stderr."""
         return self.folder / "log" / f"rank-{rank}.log"
 
+    def text_of(self, rank: int, file: Path) -> str:
+        """Return a file of the session's that a rank has written; empty where there is none.
+
+        On another host it is read there: what is long is not brought here unasked.
+        """
+        host = self.options.placement.host(rank)
+        if self.far is None:
+            return files.tail(file)
+        there = str(Path(self.far.hellos[host].folder, file.relative_to(self.folder)))
+        data = bytearray()
+        while len(data) < _MOST_TEXT_BYTES:
+            part = self.fork_server.question(
+                host, "file_part", path=there, begin=len(data), size=1 << 18
+            )
+            if not part:
+                break
+            data += part.encode("latin-1", "replace")
+        return data.decode("utf-8", "replace")
+
     def output_file(self, rank: int, cell: int) -> Path:
         """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
         return self.output_folder / f"rank-{rank}-cell-{cell}.txt"
@@ -197,7 +219,12 @@ class Processes:
         self.cluster.start()
         if isinstance(self.fork_server, HostsClient):
             self.far = reach(self.fork_server, self.options, self.folder, self._show_host)
-            self.devices = self.far.devices
+            self.devices, placed = self.far.devices, self.options.placement
+            self.logs.clock_offsets_ns = {
+                rank: hello.clock_offset_ns
+                for host, hello in self.far.hellos.items()
+                for rank in placed.ranks(host)
+            }
             notes = (*self.record.snapshot.notes, *self.devices.notes, *self.far.notes)
             self.record.note(backend=self.devices.backend, notes=notes)
         try:
@@ -365,7 +392,7 @@ class Processes:
             )
         return copy
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def _variables(self, rank: int = 0) -> dict[str, str]:
         """Return what gloo and NCCL are to use: variables that the user has not set.
 
         Where the ranks meet on the loopback interface, that one: both listen on the first other one
@@ -406,13 +433,15 @@ class Processes:
             self._stores[of].close()
         self._need_folder("No store can be opened.")
         address = self.master_addr, self.options.master_port if of == "session" else 0
+        host = self.options.placement.hosts[0]
         opened = StoreProcess(
             self.fork_server,
             self.receiver,
             self.record,
             self.folder,
             address,
-            self.options.placement.hosts[0],
+            host,
+            self.folder_on(host),
         )
         self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 

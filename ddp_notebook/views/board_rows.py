@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     LineStopped,
+    Loading,
     Place,
     Ranks,
     RankState,

@@ -14,7 +14,7 @@ import support
 from results import last_values, rank_pids, texts
 from support import eventually, is_alive
 
-from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.errors import SetupFailed, Stuck, UsageMistake
 from ddp_notebook.launch.placement import parse_hosts
 from ddp_notebook.launch.process_ids import host_of, pid_of
 from ddp_notebook.model import Status
@@ -147,3 +147,35 @@ def test_the_end_leaves_the_local_fork_server_for_other_ranks() -> None:
             assert [host_of(state.pid) for state in board.snapshot.ranks] == [0, 0]
         finally:
             session.shutdown()
+
+
+def test_long_output_is_read_where_it_is(ranks: Session) -> None:
+    ranks.run_cell("print('é' * 1_500_000) if rank == 2 else None").raise_for_error()
+    asked = processes_of(ranks).fork_server.asked
+    asked.clear()
+    assert ranks.output(2) == "é" * 1_500_000 + "\n"
+    assert (2, "file_part") in asked
+    ranks.run_cell("import os\nos.write(2, b'from C')").raise_for_error()
+    assert "from C" in ranks.output(2, log=True)
+
+
+def test_each_host_has_the_threads_of_its_cores(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {1: {"cores": 8, "torch": "2.9"}, 2: {"cores": 1, "torch": "2.13"}}
+    monkeypatch.setattr(fake_hosts.FakeHosts, "hellos", said)
+    monkeypatch.setattr(pool, "HostsClient", fake_hosts.FakeHosts)
+    session.init(InitOptions(world_size=4, device="cpu", hosts=parse_hosts("a,b")))
+    assert last_values(session, "torch.get_num_threads()") == {(0, 1): "4", (2, 3): "1"}
+    notes = "\n".join(session.record.snapshot.notes)
+    assert "Ranks 2 and 3 share 1 CPU core on b" in notes
+    assert "2.9 on a, 2.13 on b" in notes
+
+
+def test_a_host_without_memory_is_named_and_nothing_is_left(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_hosts.FakeHosts, "hellos", {2: {"memory_bytes": 1 << 20}})
+    monkeypatch.setattr(pool, "HostsClient", fake_hosts.FakeHosts)
+    with pytest.raises(SetupFailed, match=r"Host b: 1 rank does not fit into memory.*--hosts b:1"):
+        session.init(InitOptions(world_size=2, device="cpu", hosts=parse_hosts("a,b")))

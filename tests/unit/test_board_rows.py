@@ -378,7 +378,14 @@ def test_while_torch_is_loaded_every_view_says_so_with_a_clock() -> None:
     assert made.rows[0].since_ns == 5 * S and "its process is starting" not in made.rows[0].text
     assert "Loading torch, once for all ranks: about 40 %, 12 s" in board_view.text(made)
     assert '<progress max="100" value="40"' in board_view.html(made)
-    assert model.board_json(made, 0)["loading"] == {"percent": 40, "since_us": 5_000_000}
+    what = "Loading torch, once for all ranks"
+    told = {"what": what, "percent": 40, "since_us": 5_000_000}
+    assert model.board_json(made, 0)["loading"] == told
+    hosts = {"gpu01": "reached", "gpu02": "torch 40 %"}
+    far = board_of(BoardFacts(replace(snapshot, loading=Loading(5 * S, hosts=hosts))))
+    words = "Starting hosts (gpu01 reached, gpu02 torch 40 %)"
+    assert f"{words}: 12 s" in board_view.text(far)
+    assert model.board_json(far, 0)["loading"]["what"] == words
     unknown = replace(snapshot, loading=Loading(5 * S))
     assert "ranks: 12 s" in board_view.text(board_of(BoardFacts(unknown)))
 

@@ -71,8 +71,7 @@ def test_what_the_flight_recorder_writes_goes_with_the_session(
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    options = SimpleNamespace(master_addr="127.0.0.1")
-    session = SimpleNamespace(options=options, folder=tmp_path)
+    session = SimpleNamespace(master_addr="127.0.0.1", far=None, folder=tmp_path)
     variables: Any = Processes._variables
 
     session.devices = SimpleNamespace(backend="gloo")
