@@ -32,7 +32,7 @@ import zmq
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.process_ids import HOST_VARIABLE
+from ddp_notebook.launch.process_ids import HOST_VARIABLE, process_id
 from ddp_notebook.launch.session_folder import (
     files_left,
     make_folder,
@@ -272,7 +272,8 @@ class Agent:
         """On the fork server client's thread."""
         self._children.discard(pid)
         shutil.rmtree(self._folder / f"mp-{pid}", ignore_errors=True)
-        for path in (self._folder / "output").glob(f"*-{pid}-*"):
+        number = process_id(self._settings["host"], pid)
+        for path in (self._folder / "output").glob(f"*-{number}-*"):
             path.unlink(missing_ok=True)
         peak_bytes = self._server.peak_bytes.get(pid, 0)
 
