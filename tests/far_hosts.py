@@ -206,12 +206,21 @@ class FarHosts:
         folders = self.tmp(name).glob("ddp_notebook-*")
         return [*self.processes(name).values(), *(str(folder) for folder in folders)]
 
+    @property
+    def holders(self) -> list[int]:
+        """The processes here that hold them open."""
+        return [holder.pid for holder in self._holders.values()]
+
     def nothing_left(self, within_s: float = 15.0) -> None:
         """Wait until no host has anything of a session. Raises AssertionError."""
+        self.nothing_left_on(*self.names, within_s=within_s)
+
+    def nothing_left_on(self, *names: str, within_s: float = 15.0) -> None:
+        """The same of some hosts."""
         left: list[str] = []
 
         def nothing() -> bool:
-            left[:] = [f"{name}: {what}" for name in self.names for what in self.left(name)]
+            left[:] = [f"{name}: {what}" for name in names for what in self.left(name)]
             return not left
 
         try:

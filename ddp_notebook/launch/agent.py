@@ -31,7 +31,7 @@ import zmq
 
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.client import ForkServerClient
-from ddp_notebook.launch.process_groups import end_sessions
+from ddp_notebook.launch.process_groups import adopt_orphans, descendants, send_signal
 from ddp_notebook.launch.process_ids import HOST_VARIABLE, process_id
 from ddp_notebook.launch.session_folder import (
     files_left,
@@ -47,7 +47,8 @@ _LOOKS_EACH_S = 0.05
 _COMPARES_EVERY = 20
 """At each so-many-th look everything is compared."""
 _LARGEST_SETTINGS = 1 << 20
-_EVENTS_AT_ONCE = 64
+_EVENTS_AT_ONCE, _EVENTS_KEPT = 64, 5000
+"""Messages of events."""
 _LEAST_FREE_BYTES, _LEAST_FILES = 1 << 26, 100
 """What a session's folder needs at least."""
 _NOT_PASSED_ON = ("IPP_", "SLURM_", "OMPI_", "PMIX_", "SSH_")
@@ -58,6 +59,7 @@ def main(say: Callable[..., None]) -> None:
     """Be the agent until the end of the session; `say` writes a line to standard output."""
     settings = json.loads(_first_line())
     os.environ[HOST_VARIABLE] = str(settings["host"])  # before a fork server is started
+    adopt_orphans()
     try:
         agent = Agent(settings)
     except OSError as error:
@@ -91,7 +93,6 @@ class Agent:
         self._began_s = time.time()
         self.ended = threading.Event()
         self._why = "it was told to end"
-        self._children: set[int] = set()
         self._looks = 0
         for name in ("security", "output", "log"):
             (self._folder / name).mkdir(mode=0o700)
@@ -103,7 +104,9 @@ class Agent:
         self._server = self._fork_server()
         self._context: Any = zmq.Context()
         self._events: Any = self._context.socket(zmq.PULL)
-        self._events.rcvhwm = _EVENTS_AT_ONCE  # those of the ranks fill up then, and they drop
+        # While the link takes no more this fills up, then what ranks keep, and they drop and count.
+        # Not sooner: of a rank that ends while it is full, libzmq drops what was not read yet.
+        self._events.rcvhwm = _EVENTS_KEPT
         with contextlib.suppress(zmq.ZMQError):
             self._events.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         self._events.bind(f"ipc://{self._folder}/events.sock")
@@ -143,12 +146,12 @@ class Agent:
         while not self.ended.wait(0.5):
             if self._wire.silent_s > self._settings["give_up_after_s"]:
                 self._end(f"the notebook was not heard for {self._wire.silent_s:.0f} s")
-        lost = not self._server.alive
         self._send("ending", self._why)
         self._server.close()
-        if lost:  # nobody else ends what its children have started
-            end_sessions(self._children)
-            remove_shared_memory((str(self._folder),), self._began_s, wait_s=1.0)
+        # Where the fork server was killed, what its children have started is left to this process.
+        for pid in descendants(os.getpid()):
+            send_signal(pid, signal.SIGKILL)
+        remove_shared_memory((str(self._folder),), self._began_s)
         self._wire.close(0.5)
         self._held.remove()
 
@@ -251,7 +254,6 @@ class Agent:
 
         def begun(pid: int) -> None:
             began.append(pid)
-            self._children.add(pid)
             self._send("spawned", tag, pid)
 
         try:
@@ -270,7 +272,6 @@ class Agent:
 
     def _exited(self, pid: int, code: int) -> None:
         """On the fork server client's thread."""
-        self._children.discard(pid)
         shutil.rmtree(self._folder / f"mp-{pid}", ignore_errors=True)
         number = process_id(self._settings["host"], pid)
         for path in (self._folder / "output").glob(f"*-{number}-*"):
