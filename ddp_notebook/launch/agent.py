@@ -32,7 +32,7 @@ import zmq
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.process_groups import adopt_orphans, descendants, send_signal
-from ddp_notebook.launch.process_ids import HOST_VARIABLE
+from ddp_notebook.launch.process_ids import HOST_VARIABLE, process_id
 from ddp_notebook.launch.session_folder import (
     Held,
     files_left,
@@ -278,7 +278,8 @@ class Agent:
     def _exited(self, pid: int, code: int) -> None:
         """On the fork server client's thread."""
         shutil.rmtree(self._folder / f"mp-{pid}", ignore_errors=True)
-        for path in (self._folder / "output").glob(f"*-{pid}-*"):
+        number = process_id(self._settings["host"], pid)
+        for path in (self._folder / "output").glob(f"*-{number}-*"):
             path.unlink(missing_ok=True)
         peak_bytes = self._server.peak_bytes.get(pid, 0)
 

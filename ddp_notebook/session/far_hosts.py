@@ -65,6 +65,8 @@ def reach(
         notes += (
             f"The ranks meet at {master} and connect over {over}. torch's store and gloo do not "
             "check who connects: whoever reaches these addresses can disturb the ranks.",
+            "Collectives that do not match are blocked before they are sent between ranks of one "
+            "host only; between hosts %ddp_why finds them in the hang.",
         )
     return FarHosts(hellos, master, interfaces, devices, notes)
 

@@ -118,6 +118,8 @@ class StoreProcess(CalledProcess):
 
 
 _MOST_TEXT_BYTES = 1 << 28
+_SILENT_S = 3.0
+"""A host that lives is heard each second."""
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -546,9 +548,11 @@ class Processes:
     def stop(self, ranks: Ranks) -> None:
         """End the processes of `ranks`, to be launched again.
 
-        Raises SetupFailed if the session's folder was removed: new processes could not send events.
+        Raises SetupFailed if the session's folder was removed: new processes could not send events;
+        or if a host is not heard, which could start none.
         """
         self._need_folder("No rank was ended.")
+        self._need_hosts(ranks)
         self.end_script()
         with deferred():
             for rank in ranks:
@@ -605,6 +609,21 @@ class Processes:
             f"that cleans temporary files. So what {agree(ranks, 'it does', 'they do')} is not "
             f"known. New processes can be asked: %ddp_restart --ranks {format_ranks(ranks)}"
         )
+
+    def _need_hosts(self, ranks: Ranks) -> None:
+        """Raise SetupFailed where a host of `ranks` is not heard."""
+        starter, placement = self.fork_server, self.options.placement
+        if not isinstance(starter, HostsClient):
+            return
+        for host in {*map(placement.host, ranks)}:
+            name, silent_s = placement.name(host), starter.silent_s(host)
+            if silent_s > _SILENT_S:
+                raise SetupFailed(
+                    f"Host {name} has not been heard for {silent_s:.0f} s: its link is cut, or it "
+                    f"is down. No rank was ended. Look: ssh {name} true. Its ranks go on if it is "
+                    f"heard again within {self.options.give_up_after_s:g} s. To go on without it: "
+                    "%ddp_init --replace --hosts, with the others"
+                )
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ddp_notebook.launch.placement import parse_hosts
 from ddp_notebook.launch.process_ids import host_of, pid_of
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session, pool
-from ddp_notebook.testing import processes_of
+from ddp_notebook.testing import cluster_of, processes_of
 
 HOSTS = InitOptions(world_size=3, device="cpu", hosts=parse_hosts("near-a:2,near-b"))
 
@@ -112,15 +113,20 @@ def test_a_script_runs_on_the_hosts_of_its_ranks(ranks: Session, tmp_path: Path)
     assert "{'LOCAL_RANK': '0', 'GROUP_RANK': '0', 'LOCAL_WORLD_SIZE': '1'} 1" in texts(result)
 
 
-def test_a_script_is_interrupted_with_what_it_started(ranks: Session, tmp_path: Path) -> None:
+def test_an_abort_interrupts_a_script_with_what_it_started(ranks: Session, tmp_path: Path) -> None:
+    started = tmp_path / "pid"
     script = tmp_path / "waits.py"
     script.write_text(
-        "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', "
-        "'import signal; signal.pause()'])\nprint(p.pid, flush=True)\np.wait()\n"
+        "import os, pathlib, subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(p.pid))\np.wait()\n"
     )
-    run = ranks.start_script(str(script)) if hasattr(ranks, "start_script") else None
-    if run is None:
-        pytest.skip("no detached start here")
+    run = threading.Thread(target=lambda: ranks.run_script(str(script), ranks=(2,)), daemon=True)
+    run.start()
+    eventually(lambda: started.exists() and bool(started.read_text()))
+    ranks.abort()
+    run.join(20)
+    assert not run.is_alive() and not is_alive(int(started.read_text()))
 
 
 def test_the_lab_is_refused(ranks: Session) -> None:
@@ -179,3 +185,17 @@ def test_a_host_without_memory_is_named_and_nothing_is_left(
     monkeypatch.setattr(pool, "HostsClient", fake_hosts.FakeHosts)
     with pytest.raises(SetupFailed, match=r"Host b: 1 rank does not fit into memory.*--hosts b:1"):
         session.init(InitOptions(world_size=2, device="cpu", hosts=parse_hosts("a,b")))
+
+
+def test_a_host_that_is_not_heard_keeps_its_ranks_and_is_named(
+    ranks: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rank_pids(ranks)
+    monkeypatch.setitem(processes_of(ranks).fork_server.silent, 2, 12.0)
+    with pytest.raises(SetupFailed, match=r"Host near-b has not been heard for 12 s.*No rank was"):
+        ranks.restart((2,))
+    assert rank_pids(ranks) == before
+    assert cluster_of(ranks).stopped(before) == [], "that it cannot be asked is no fact"
+    assert not cluster_of(ranks).process(before[2]).state
+    with pytest.raises(UsageMistake, match="does not answer"):
+        processes_of(ranks).file_on(2, Path(__file__))
