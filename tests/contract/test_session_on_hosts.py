@@ -73,10 +73,10 @@ def test_ranks_on_both_hosts_compute_together(ranks: Session) -> None:
     }
 
 
-def test_a_collective_that_one_host_skips_is_found_and_all_are_freed(ranks: Session) -> None:
-    result = ranks.run_cell("if rank < 2:\n    dist.barrier()")
+def test_a_rank_that_skips_a_collective_is_found_and_all_are_freed(ranks: Session) -> None:
+    result = ranks.run_cell("if rank != 3:\n    dist.barrier()")
     assert isinstance(result.error, Stuck) and result.diagnosis is not None
-    assert result.diagnosis.findings[0].ranks == (2, 3)
+    assert result.diagnosis.findings[0].ranks == (3,)
     before = rank_pids(ranks)
     ranks.abort()
     assert rank_pids(ranks) == before, "no rank needed a new process"
@@ -120,6 +120,7 @@ def test_a_script_runs_on_the_hosts_that_have_it(
     script.write_text(
         "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "x = torch.ones(1)\ndist.all_reduce(x)\nprint(os.environ['LOCAL_RANK'], x.item())\n"
+        "dist.destroy_process_group()\n"
     )
     with pytest.raises(UsageMistake, match=r"job\.py cannot run on host far-a: no such file is at"):
         ranks.run_script(str(script))
@@ -129,7 +130,7 @@ def test_a_script_runs_on_the_hosts_that_have_it(
         shutil.copy(script, there)
     result = ranks.run_script(str(script))
     result.raise_for_error()
-    assert sorted(texts(result).split()) == ["0", "1", "4.0", "4.0"]
+    assert {"0 4.0", "1 4.0"} <= {*texts(result).splitlines()}
     there.write_text("print('another')")
     with pytest.raises(UsageMistake, match="cannot run on host far-b: another file is at"):
         ranks.run_script(str(script))
