@@ -34,6 +34,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.process_groups import adopt_orphans, descendants, send_signal
 from ddp_notebook.launch.process_ids import HOST_VARIABLE, process_id
 from ddp_notebook.launch.session_folder import (
+    Held,
     files_left,
     make_folder,
     remove_shared_memory,
@@ -60,11 +61,15 @@ def main(say: Callable[..., None]) -> None:
     settings = json.loads(_first_line())
     os.environ[HOST_VARIABLE] = str(settings["host"])  # before a fork server is started
     adopt_orphans()
-    try:
-        agent = Agent(settings)
-    except OSError as error:
-        say(failed=f"no folder for the session could be made there: {error}")
-        return
+    with contextlib.ExitStack() as undo:
+        try:
+            held = make_folder()
+            undo.callback(held.remove)
+            agent = Agent(settings, held)
+        except (OSError, zmq.ZMQError) as error:
+            say(failed=f"no folder for the session could be made there: {error}")
+            return
+        undo.pop_all()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.ended.set())
     say(agent=os.getpid())
@@ -84,11 +89,11 @@ def _first_line() -> bytes:
 
 
 class Agent:
-    """The agent of one session. Raises OSError where it cannot have a folder."""
+    """The agent of one session. Raises OSError and ZMQError where its folder cannot be used."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], held: Held) -> None:
         self._settings = settings
-        self._held = make_folder()
+        self._held = held
         self._folder = self._held.path
         self._began_s = time.time()
         self.ended = threading.Event()

@@ -1,10 +1,10 @@
 """An ordered, signed stream of messages each way between the notebook and a host's agent.
 
 It is carried by the control relay of the session's ipyparallel controller, which passes on whatever
-one of its two sides addresses to the other (`ipyparallel_private.RELAY`): so nothing listens for
-it, and the way is the one that engines have. The relay drops what it cannot deliver, and checks no
-one: hence the numbers and the signatures here. What was lost is sent again, in order (go-back-N);
-what does not fit into the window makes the sender wait, and so the ranks, which drop and count.
+one of its two sides addresses to the other: so nothing listens for it, and the way is the one that
+engines have. The relay drops what it cannot deliver, and checks no one: hence the numbers and the
+signatures here. What was lost is sent again, in order (go-back-N); what does not fit into the
+window makes the sender wait, and so the ranks, which drop and count.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ AGAIN_S, AGAIN_AT_MOST_S = 1.0, 4.0
 """After so long without an acknowledgement it is sent again; each time later."""
 SILENT_S = 1.0
 """Who was not heard for so long is cut off, or has ended."""
-LARGEST_BYTES = 1 << 20
-"""Of one message."""
 _HEAD = struct.Struct("!QQ")
 """A packet's number, 0 for one that only acknowledges, and the last number that was heard."""
 _SIGNATURE_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _READS_AT_ONCE = 64
+_DELIMITER = b"<IDS|MSG>"
+"""Of Jupyter's messages: the hub, which is shown what is relayed, logs an error where it lacks."""
 
 
 class Stream:
@@ -310,7 +310,7 @@ class Wire:
             # Nobody is addressed before the other end has told its name.
             packets = self._stream.due(time.monotonic()) if self._other else []
         for packet in packets:
-            self._sockets[-1].send_multipart([self._other, packet])
+            self._sockets[-1].send_multipart([self._other, _DELIMITER, packet])
         # Later each time: through an ssh that is cut off, each waits there until it is back.
         patience_s = min(4.0, max(SILENT_S, self.silent_s / 4))
         silent = self._renews and self.silent_s > SILENT_S
@@ -318,12 +318,12 @@ class Wire:
             self._connect()
 
     def _take(self, frames: list[bytes]) -> None:
-        if len(frames) != 2 or len(frames[1]) > 2 * LARGEST_BYTES:
+        if len(frames) != 3:
             return
         # Anyone who reaches the relay may send anything, and the other end is believed no more.
         with contextlib.suppress(ValueError, TypeError, LookupError, OSError):
             with self._changed:
-                body = self._stream.take(frames[1], time.monotonic())
+                body = self._stream.take(frames[2], time.monotonic())
                 self._changed.notify_all()
             self._other = frames[0]
             if body is not None:

@@ -149,7 +149,9 @@ def test_a_host_that_does_not_answer(hosts: FarHosts, monkeypatch: pytest.Monkey
 
 
 def test_a_key_that_is_refused(hosts: FarHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SSH_VARIABLE, f"{hosts.ssh} -o IdentityFile=/dev/null")
+    config = hosts.folder / "no-key"
+    config.write_text(hosts.config.read_text().replace(f"{hosts.folder}/user", "/dev/null"))
+    monkeypatch.setenv(SSH_VARIABLE, f"ssh -F {config}")
     said = refused(hosts)
     assert "Permission denied" in said
     assert "no password is asked for" in said
@@ -199,9 +201,8 @@ def test_an_sshd_that_forwards_nothing(hosts: FarHosts, monkeypatch: pytest.Monk
 
 
 def test_no_room_for_a_folder_there(hosts: FarHosts) -> None:
-    hosts.run("far-b", "mount", "-o", "remount,bind,ro", "/tmp")
-    try:
-        said = refused(hosts, ("far-b",))
-    finally:
-        hosts.run("far-b", "mount", "-o", "remount,bind,rw", "/tmp")
+    limited = hosts.tmp("far-b") / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    said = refused(hosts, ("far-b",), python="/tmp/limited")
     assert said.startswith("Host far-b: no folder for the session could be made there")
