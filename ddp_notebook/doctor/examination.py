@@ -145,7 +145,12 @@ def _looks_at_gpus(
     """Return the checks of the GPUs of this machine; `pool` is those that ranks would get."""
     chosen, build = os.environ.get("CUDA_VISIBLE_DEVICES"), str(torch.get("cuda_build") or "")
     links = gpu_links.read(pool) if gpus else gpu_links.Links()
-    ranks = {int(facts.get("pid", 0)): rank for rank, facts in rank_facts.items()}
+    own = socket.gethostname()  # on another host, a pid is another process's
+    ranks = {
+        int(facts.get("pid", 0)): rank
+        for rank, facts in rank_facts.items()
+        if facts.get("host", own) == own
+    }
     return {
         "CUDA_VISIBLE_DEVICES": lambda: gpu_checks.check_visible_devices(
             chosen, gpus, torch.get("devices")

@@ -73,7 +73,7 @@ def _hosts(args: argparse.Namespace) -> tuple[HostSpec, ...]:
             with files.opened(Path(args.hostfile).expanduser()) as stream:
                 return parse_hosts(stream.read(1 << 20).decode("utf-8", "replace"))
         except OSError as error:
-            raise UsageMistake(f"--hostfile {args.hostfile}: {error.strerror}") from None
+            raise UsageMistake(f"--hostfile {args.hostfile}: {error.strerror}.") from None
     alone = [name for name in ("python", "folder") if getattr(args, name)]
     if alone and not args.hosts:
         raise UsageMistake(f"--{alone[0]} is for other hosts: it goes with --hosts.")
