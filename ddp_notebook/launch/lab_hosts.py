@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.client import CalledProcess, ForkServerClient
+from ddp_notebook.launch.called_process import CalledProcess
+from ddp_notebook.launch.client import ForkServerClient
 
 INTERFACE = "net0"
 """The hosts' network interface besides the loopback."""

@@ -19,7 +19,8 @@ from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.addresses import why_no_loopback
-from ddp_notebook.launch.client import CalledProcess, ForkServerClient
+from ddp_notebook.launch.called_process import CalledProcess
+from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.host_facts import cores
