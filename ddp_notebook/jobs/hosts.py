@@ -32,6 +32,7 @@ from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.target import ELSEWHERE, OF_SLURM, Target, is_elsewhere, on_this_host
 from ddp_notebook.jobs.verdict import Verdict, for_others
 from ddp_notebook.launch.placement import HOST_NAME
+from ddp_notebook.launch.ssh_hosts import ssh_command
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -54,8 +55,6 @@ from ddp_notebook.views.ansi import plain, preformatted
 
 # -- commands that are run there -------------------------------------------------------------
 
-SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
-"""The command to run in place of ssh, with its options: `ssh -J login`."""
 THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
@@ -126,11 +125,7 @@ def by_ssh(name: str) -> Host:
     """Return a host, as the user's ssh knows it: ``gpu07``, ``me@gpu07``. Raises UsageMistake."""
     if not HOST_NAME.fullmatch(name):
         raise UsageMistake(f"{plain(name)!r} is not the name of a host.")
-    given = os.environ.get(SSH_VARIABLE, "")
-    try:
-        program = tuple(shlex.split(given)) or ("ssh",)
-    except ValueError as error:
-        raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
+    program = ssh_command()
     # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
     # host on which another user is root should get none. BatchMode: a question for a password that
     # no one sees would wait until the time limit.

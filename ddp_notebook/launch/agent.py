@@ -67,7 +67,7 @@ def main(say: Callable[..., None]) -> None:
             undo.callback(held.remove)
             agent = Agent(settings, held)
         except (OSError, zmq.ZMQError) as error:
-            say(failed=f"no folder for the session could be made there: {error}")
+            say(failed=f"its agent cannot start: {error}")
             return
         undo.pop_all()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -293,16 +293,20 @@ class Agent:
 
 
 def _current_folder(settings: dict[str, Any]) -> tuple[str, bool]:
-    """Return the folder in which ranks start here, and whether it is the notebook's, shared."""
+    """Return the folder in which ranks start here, and whether it is the notebook's, shared.
+
+    Raises OSError where the one that is wanted is not there.
+    """
+    if wanted := settings["wanted_folder"]:
+        if not Path(wanted).expanduser().is_dir():
+            raise NotADirectoryError(f"there is no folder {wanted}, which --folder names")
+        return str(Path(wanted).expanduser()), False
     theirs = settings["current_folder"]
-    with contextlib.suppress(OSError):
+    try:
         status = Path(theirs["path"]).stat()
-        same = [status.st_ino, status.st_mtime_ns] == theirs["state"]
-        if not settings["wanted_folder"]:
-            return theirs["path"], same
-    wanted = Path(settings["wanted_folder"]).expanduser()
-    folder = str(wanted if settings["wanted_folder"] and wanted.is_dir() else Path.home())
-    return folder, False
+    except OSError:
+        return str(Path.home()), False
+    return theirs["path"], [status.st_ino, status.st_mtime_ns] == theirs["state"]
 
 
 def _why_no_room(folder: Path) -> str:

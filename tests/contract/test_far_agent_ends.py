@@ -205,4 +205,11 @@ def test_no_room_for_a_folder_there(hosts: FarHosts) -> None:
     limited.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     limited.chmod(0o755)
     said = refused(hosts, ("far-b",), python="/tmp/limited")
-    assert said.startswith("Host far-b: no folder for the session could be made there")
+    assert said.startswith("Host far-b: its agent cannot start: [Errno 27] File too large")
+
+
+def test_a_folder_that_is_named_and_not_there(hosts: FarHosts) -> None:
+    said = refused(hosts, ("far-b",), folder="/no/such")
+    assert said == (
+        "Host far-b: its agent cannot start: there is no folder /no/such, which --folder names"
+    )

@@ -66,7 +66,7 @@ def test_a_kernel_that_is_killed_leaves_nothing_anywhere(hosts: FarHosts) -> Non
         kernel.run_well(
             f"%ddp_init --hosts far-a:2,far-b:2 --world-size 4 --python {sys.executable}", 120
         )
-        shown = kernel.run_well("import socket\nprint(rank, socket.gethostname())").text
+        shown = kernel.run_well("%%ddp\nimport socket\nprint(rank, socket.gethostname())").text
         assert "far-b" in shown
         assert hosts.left("far-a")
         kernel.kill()
