@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import host_facts
@@ -189,6 +189,7 @@ class FakeProcesses(Processes):
         self.devices = plan_devices(options.world_size, "cpu", "gloo", (), ())
         self.record = cluster.record
         self.folder, self._closing = folder, False
+        self.fork_server = cast(Any, None)
         self.script = None
         self.cluster = cluster
         self.logs = CollectiveLogs(folder)

@@ -2,7 +2,7 @@
 
 addresses.py       addresses and ports for a session that no other process takes
 agent.py           runs on another host: a fork server there, and what passes to and from it
-called_process.py  a child that makes one call, on any host
+called_process.py  a process that makes one call, as the store's
 child.py           what a child of the fork server does first
 client.py          the session's client of the fork server: spawn, signal, exit notifications
 devices.py         which GPUs there are, and which rank gets which

@@ -1,4 +1,4 @@
-"""A child that makes one call in a process of its own, on any host."""
+"""A process that makes one call: the store, and whatever else a session has run for it."""
 
 from __future__ import annotations
 

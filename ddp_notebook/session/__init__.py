@@ -7,6 +7,7 @@ findings.py           What was found wrong in the last run or setup, until the n
 guards.py             Preconditions of a verb: its ranks exist, are alive and are idle.
 interrupts.py         Waiting in the main thread: interrupts are noted, threads switch quickly.
 options.py            The options of `%ddp_init`, checked before anything starts.
+places.py             What a rank has by its place: this machine, or another host.
 pool.py               Owns the session's processes: the warm fork server, the ranks, their shutdown.
 preflight.py          What is checked before ranks start, and what is named when a start failed.
 queries.py            Calls ranks without waiting for answers that cannot arrive.

@@ -85,9 +85,9 @@ class BringUp:
         values = {"WORLD_SIZE": str(options.world_size)}
         init_method = f"file://{store_path}"
         if options.init_method != "file":
-            host, port = self.processes.master_addr, options.master_port
+            host, port = self.processes.places.master_addr, options.master_port
             if store == "rank0":
-                store_host, port = 0, port or self.processes.free_port(0)
+                store_host, port = 0, port or self.processes.places.free_port(0)
             else:
                 host, port = self.processes.store_address()
             init_method = f"{'tcp' if options.init_method == 'tcp' else 'env'}://{host}:{port}"
@@ -112,7 +112,7 @@ class BringUp:
                 store_path=store_path,
                 generation=self.generation,
                 timeout_s=options.timeout_s,
-                threads=self.processes.threads(rank),
+                threads=self.processes.places.threads(rank),
                 store=store,
                 patient=call is calls.PREPARE,
                 settings=dict(settings.get(rank, {})),

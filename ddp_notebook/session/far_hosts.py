@@ -5,7 +5,8 @@ Where the ranks meet, over which interface, what each host has, and what the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.devices import DevicePlan, plan_devices
 from ddp_notebook.launch.hosts_client import HostsClient
 from ddp_notebook.launch.placement import Hello, Placement
-from ddp_notebook.model import counted, name_ranks
+from ddp_notebook.model import Loading, counted, name_ranks
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.preflight import why_too_little_memory
+from ddp_notebook.session.record import Record
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,24 @@ class FarHosts:
     interfaces: Mapping[int, str]
     """The interface of each host over which ranks connect."""
     devices: DevicePlan
-    notes: tuple[str, ...]
+    clock_offsets_ns: Mapping[int, int]
+    """By rank, what is added to its monotonic times to have this machine's."""
 
 
-def reach(
-    client: HostsClient, options: InitOptions, folder: Path, seen: Callable[[int, str], None]
-) -> FarHosts:
+def reach(client: HostsClient, options: InitOptions, folder: Path, record: Record) -> FarHosts:
     """Start the agents of all hosts, and plan the ranks by what they say.
 
-    Raises SetupFailed, UsageMistake.
+    How far each is, and what the user should know, is noted in `record`. Raises SetupFailed,
+    UsageMistake.
     """
     placement = options.placement
+
+    def seen(host: int, at: str) -> None:  # from any thread, also when it is over
+        if not (client.ready.done() or record.snapshot.ended):
+            loading = record.snapshot.loading or Loading(time.monotonic_ns())
+            hosts = {**loading.hosts, placement.name(host): at}
+            record.note(loading=replace(loading, hosts=hosts))
+
     client.reach(folder, seen, options.timeout_s)
     hellos = {host: client.hello(host) for host in placement.hosts}
     for host, hello in hellos.items():
@@ -68,7 +77,9 @@ def reach(
             "Collectives that do not match are blocked before they are sent between ranks of one "
             "host only; between hosts %ddp_why finds them in the hang.",
         )
-    return FarHosts(hellos, master, interfaces, devices, notes)
+    record.note(backend=devices.backend, notes=(*record.snapshot.notes, *devices.notes, *notes))
+    offsets = {r: hello.clock_offset_ns for h, hello in hellos.items() for r in placement.ranks(h)}
+    return FarHosts(hellos, master, interfaces, devices, offsets)
 
 
 def _master(client: HostsClient, hellos: Mapping[int, Hello]) -> str:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +15,11 @@ from ddp_notebook import files
 from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.rank_cluster import RankCluster
-from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.launch import host_facts
+from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.called_process import CalledProcess
-from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
-from ddp_notebook.launch.environment import loopback_interface, rank_environment
-from ddp_notebook.launch.host_facts import cores
+from ddp_notebook.launch.environment import rank_environment
 from ddp_notebook.launch.hosts_client import HostsClient, ProcessStarter
 from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
@@ -52,6 +48,7 @@ from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.far_hosts import FarHosts, reach
 from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.places import Places
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import ScriptProcesses
 from ddp_notebook.session.unresponsive import MemoryKills, StoppedRanks, deaths, keep_awake
@@ -118,9 +115,6 @@ class StoreProcess(CalledProcess):
                 self._answers.append(event)
 
 
-_MOST_TEXT_BYTES = 1 << 28
-_SILENT_S = 3.0
-"""A host that lives is heard each second."""
 _EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -174,6 +168,11 @@ class Processes:
         self._end_watch = keep_awake(self._serving, self._wake, self.cluster.stopped)
 
     @property
+    def places(self) -> Places:
+        """What each rank has by its place."""
+        return Places(self.options, self.devices, self.fork_server, self.far, self.folder)
+
+    @property
     def output_folder(self) -> Path:
         """Where ranks put output that is too long to send."""
         return self.folder / "output"
@@ -181,25 +180,6 @@ class Processes:
     def log_file(self, rank: int) -> Path:
         """Return the file behind a rank's own stdout and stderr."""
         return self.folder / "log" / f"rank-{rank}.log"
-
-    def text_of(self, rank: int, file: Path) -> str:
-        """Return a file of the session's that a rank has written; empty where there is none.
-
-        On another host it is read there: what is long is not brought here unasked.
-        """
-        host = self.options.placement.host(rank)
-        if self.far is None:
-            return files.tail(file)
-        there = str(Path(self.far.hellos[host].folder, file.relative_to(self.folder)))
-        data = bytearray()
-        while len(data) < _MOST_TEXT_BYTES:
-            part = self.fork_server.question(
-                host, "file_part", path=there, begin=len(data), size=1 << 18
-            )
-            if not part:
-                break
-            data += part.encode("latin-1", "replace")
-        return data.decode("utf-8", "replace")
 
     def output_file(self, rank: int, cell: int) -> Path:
         """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
@@ -221,15 +201,9 @@ class Processes:
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         self.cluster.start()
         if isinstance(self.fork_server, HostsClient):
-            self.far = reach(self.fork_server, self.options, self.folder, self._show_host)
-            self.devices, placed = self.far.devices, self.options.placement
-            self.logs.clock_offsets_ns = {
-                rank: hello.clock_offset_ns
-                for host, hello in self.far.hellos.items()
-                for rank in placed.ranks(host)
-            }
-            notes = (*self.record.snapshot.notes, *self.devices.notes, *self.far.notes)
-            self.record.note(backend=self.devices.backend, notes=notes)
+            self.far = reach(self.fork_server, self.options, self.folder, self.record)
+            self.devices = self.far.devices
+            self.logs.clock_offsets_ns = self.far.clock_offsets_ns
         try:
             self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
         except TimeoutError:
@@ -241,14 +215,6 @@ class Processes:
         if self.options.init_method != "file":
             self.open_store()
         self.launch(tuple(range(self.options.world_size)))
-
-    def _show_host(self, host: int, at: str) -> None:
-        """Report how far a host is (any thread)."""
-        if self._closing or self.fork_server.ready.done():
-            return
-        loading = self.record.snapshot.loading or Loading(time.monotonic_ns())
-        name = self.options.placement.name(host)
-        self.record.note(loading=replace(loading, hosts={**loading.hosts, name: at}))
 
     def _show_loading(self, done: float, began_ns: int = 0) -> None:
         """Report how much of torch the fork server has loaded (any thread)."""
@@ -264,7 +230,7 @@ class Processes:
 
         Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
         """
-        options, placement = self.options, self.options.placement
+        options, placement, places = self.options, self.options.placement, self.places
         stopped = StoppedRanks(lambda: self.record.snapshot.ranks, self.cluster.stopped)
         with noted() as interrupted:
 
@@ -273,8 +239,8 @@ class Processes:
                 return any([interrupted(), self._closing, dead, stopped.among(ranks)])
 
             for rank in ranks:
-                extra = {**self.devices.environment[rank], **self._variables(rank)}
-                environment = rank_environment(rank, placement, self.threads(rank), extra)
+                extra = {**self.devices.environment[rank], **places.variables(rank)}
+                environment = rank_environment(rank, placement, places.threads(rank), extra)
                 light = {
                     "rank": rank,
                     "events": self.receiver.url,
@@ -288,7 +254,7 @@ class Processes:
                 self.begin_last_words((rank,))
                 boot = [["ddp_notebook.rank.boot:start", light]]
                 begun, host = partial(self._begun, rank), placement.host(rank)
-                folder = self.folder_on(host)
+                folder = places.folder_on(host)
                 self.cluster.launch(rank, environment, boot, begun, host, folder)
             missing = self.cluster.wait_for(ranks, options.timeout_s + 30.0, hopeless)
             if interrupted():
@@ -348,83 +314,6 @@ class Processes:
         label, now_ns = self.devices.labels[rank], time.monotonic_ns()
         self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
-    @property
-    def master_addr(self) -> str:
-        """Where the ranks meet, and the store listens."""
-        return self.far.master_addr if self.far is not None else self.options.master_addr
-
-    def cores(self, rank: int) -> int:
-        """Return the CPU cores of a rank's host."""
-        if self.far is None:
-            return cores()
-        return self.far.hellos[self.options.placement.host(rank)].cores
-
-    def threads(self, rank: int) -> int:
-        """Return the intra-op threads of a rank."""
-        if self.far is None or self.options.threads_per_rank:
-            return self.options.threads
-        return max(1, self.cores(rank) // self.options.placement.local(rank)[1])
-
-    def free_port(self, rank: int) -> int:
-        """Return a port that is free at the master's address, on the host of `rank`."""
-        host = self.options.placement.host(rank)
-        return int(self.fork_server.question(host, "free_port", address=self.master_addr) or 0)
-
-    def folder_on(self, host: int) -> str:
-        """Return the current folder of ranks on a host."""
-        return self.far.hellos[host].current_folder if self.far is not None else str(Path.cwd())
-
-    def file_on(self, host: int, file: Path) -> Path:
-        """Return where a file of this machine is on a host.
-
-        Raises UsageMistake where it is not there, or another one is.
-        """
-        if self.far is None:
-            return file
-        name, copy, here = self.options.placement.name(host), file, Path.cwd()
-        if file.is_relative_to(here):
-            copy = Path(self.folder_on(host), file.relative_to(here))
-        digest = self.fork_server.question(host, "digest", path=str(copy))
-        if digest is None:
-            raise UsageMistake(f"Host {name} does not answer. See: %ddp_status")
-        if digest != host_facts.digest(str(file)):
-            what = "another file is" if digest else "no such file is"
-            raise UsageMistake(
-                f"{file.name} cannot run on host {name}: {what} at {copy} there. "
-                f"Copy it: scp {file} {name}:{copy}"
-            )
-        return copy
-
-    def _variables(self, rank: int = 0) -> dict[str, str]:
-        """Return what gloo and NCCL are to use: variables that the user has not set.
-
-        Where the ranks meet on the loopback interface, that one: both listen on the first other one
-        by default, where other hosts can connect. On several hosts, the one that faces the first.
-        What torch's flight recorder writes of a hang, after minutes, goes into the session's
-        folder, and with it.
-        """
-        local = self.master_addr in ("127.0.0.1", "localhost", "::1")
-        interface = loopback_interface() if local else ""
-        if self.far is not None:
-            interface = self.far.interfaces[self.options.placement.host(rank)]
-        wanted = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
-        if "nccl" in self.devices.backend:
-            wanted["TORCH_FR_DUMP_TEMP_FILE"] = str(self.folder / "log" / "nccl_trace_rank_")
-        return {name: value for name, value in wanted.items() if value and name not in os.environ}
-
-    def environment(self, ranks: Ranks, of: int) -> dict[str, str]:
-        """Environment variables of a script's process `of` besides the notebook's and torchrun's.
-
-        It sees the GPUs of all `ranks` on its host: each takes its own by LOCAL_RANK.
-        """
-        devices, host = self.devices, self.options.placement.host
-        there = [rank for rank in ranks if host(rank) == host(of)]
-        gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in there)) if devices.gpus else ""
-        # By the numbers that the ranks' own processes use.
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        visible = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": order} if gpus else {}
-        return {"OMP_NUM_THREADS": str(self.threads(of)), **visible, **self._variables(of)}
-
     # -- the store ---------------------------------------------------------------------
 
     def open_store(self, of: str = "session") -> None:
@@ -435,7 +324,7 @@ class Processes:
         if of in self._stores:
             self._stores[of].close()
         self._need_folder("No store can be opened.")
-        address = self.master_addr, self.options.master_port if of == "session" else 0
+        address = self.places.master_addr, self.options.master_port if of == "session" else 0
         host = self.options.placement.hosts[0]
         opened = StoreProcess(
             self.fork_server,
@@ -444,7 +333,7 @@ class Processes:
             self.folder,
             address,
             host,
-            self.folder_on(host),
+            self.places.folder_on(host),
         )
         self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
@@ -507,13 +396,7 @@ class Processes:
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""
-        if self.far is not None:
-            raise UsageMistake(
-                "The lab makes its hosts in this machine, and the ranks are on others. Type: "
-                "%ddp_init --replace"
-            )
         self.end_script()
-        assert isinstance(self.fork_server, ForkServerClient)
         self._lab = LabHosts(self.fork_server, self.folder, names, drops, port)
         return self._lab.place(self.options.world_size)
 
@@ -553,7 +436,7 @@ class Processes:
         or if a host is not heard, which could start none.
         """
         self._need_folder("No rank was ended.")
-        self._need_hosts(ranks)
+        self.places.need_heard(ranks)
         self.end_script()
         with deferred():
             for rank in ranks:
@@ -610,21 +493,6 @@ class Processes:
             f"that cleans temporary files. So what {agree(ranks, 'it does', 'they do')} is not "
             f"known. New processes can be asked: %ddp_restart --ranks {format_ranks(ranks)}"
         )
-
-    def _need_hosts(self, ranks: Ranks) -> None:
-        """Raise SetupFailed where a host of `ranks` is not heard."""
-        starter, placement = self.fork_server, self.options.placement
-        if not isinstance(starter, HostsClient):
-            return
-        for host in {*map(placement.host, ranks)}:
-            name, silent_s = placement.name(host), starter.silent_s(host)
-            if silent_s > _SILENT_S:
-                raise SetupFailed(
-                    f"Host {name} has not been heard for {silent_s:.0f} s: its link is cut, or it "
-                    f"is down. No rank was ended. Look: ssh {name} true. Its ranks go on if it is "
-                    f"heard again within {self.options.give_up_after_s:g} s. To go on without it: "
-                    "%ddp_init --replace --hosts, with the others"
-                )
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)

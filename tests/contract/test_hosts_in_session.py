@@ -198,4 +198,4 @@ def test_a_host_that_is_not_heard_keeps_its_ranks_and_is_named(
     assert cluster_of(ranks).stopped(before) == [], "that it cannot be asked is no fact"
     assert not cluster_of(ranks).process(before[2]).state
     with pytest.raises(UsageMistake, match="does not answer"):
-        processes_of(ranks).file_on(2, Path(__file__))
+        processes_of(ranks).places.file_on(2, Path(__file__))

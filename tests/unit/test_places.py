@@ -104,6 +104,7 @@ def test_a_script_is_ended_only_once_the_end_of_each_process_was_reported(
 ) -> None:
     """The next run would take a later report for the end of its own rank."""
     elsewhere = Mock()
+    elsewhere.question.return_value = None
     order, ended = list[str](), threading.Event()
     elsewhere.peak_bytes = {}
     script = script_on(record, elsewhere, tmp_path, (1,))

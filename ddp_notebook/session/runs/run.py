@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellFailed, DDPError, SessionLost
-from ddp_notebook.launch.process_ids import host_of
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -396,8 +395,7 @@ class CellRun:
     def end_started_ranks(self) -> None:
         """End the processes of ranks that a script has started itself; it goes on without them."""
         if self.started_ranks is not None:
-            pids = (self.record.snapshot.ranks[rank].pid for rank in self.ranks)
-            self.started_ranks.end(pid for pid in pids if not host_of(pid))
+            self.started_ranks.end(self.record.snapshot.ranks[rank].pid for rank in self.ranks)
 
     def look(self, *, as_script: bool = True) -> Case:
         """Return the case as it is. That of a cell has all ranks of the session in it.

@@ -58,33 +58,27 @@ class ScriptRun(CellRun):
         self._what = what
         self._processes = processes
         self._environments: dict[int, dict[str, str]] = {}
-        self._files: dict[int, Path] = {}
-        """The script's file on each host."""
+        self._files: dict[int, str] = {}
         self._leaves = options.wait == "forever" and not options.hold
         """A rank that needs a finished one loses its connection to it, and does not block."""
         self.breakpoints_of: Callable[[int], calls.Breakpoints] = lambda _: calls.Breakpoints(())
 
     def prepare(self) -> None:
-        """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends.
-
-        Raises UsageMistake where the script is not on a host.
-        """
-        hosts = {self._processes.options.placement.host(rank) for rank in self.ranks}
-        self._files = {host: self._processes.file_on(host, self._what.file) for host in hosts}
+        """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends."""
+        self._files = self._processes.places.files_of(self._what.file, self.ranks)
         self._environments, self.launch = _environments(self._what, self._processes, self.ranks)
 
     def send(self) -> Ranks:
         """Start the script's processes; no rank is unreachable."""
-        what, processes = self._what, self._processes
-        placed = processes.options.placement
+        what, processes, places = self._what, self._processes, self._processes.places
         scripts = {
             rank: calls.Script(
                 cell=self.cell,
                 number=self.number,
-                path=str(self._files[placed.host(rank)]),
+                path=self._files[rank],
                 name=what.called,
                 arguments=what.arguments,
-                threads=(processes.cores if what.as_python else processes.threads)(rank),
+                threads=(places.cores if what.as_python else places.threads)(rank),
                 breakpoints=self.breakpoints_of(rank),
                 paused=self.pausing,
                 leaves=self._leaves,
@@ -98,7 +92,7 @@ class ScriptRun(CellRun):
         started = processes.open_script(self.cell, self.ranks)
         self.started_ranks = started.started_ranks
         namespaces = what.placed.hosts if what.placed else {}
-        started.start(scripts, self._environments, namespaces, processes.folder_on)
+        started.start(scripts, self._environments, namespaces, places.folder_on)
         return ()
 
     def end(self) -> CellResult:
@@ -186,7 +180,7 @@ def _environments(
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
         everyone, made = tuple(range(processes.options.world_size)), {}
         for rank in ranks:
-            common = processes.environment(everyone, rank)
+            common = processes.places.environment(everyone, rank)
             common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
             common |= processes.devices.of_one_process()
             made[rank] = _environment({}, {**common, **what.settings.get(rank, {})})
@@ -196,13 +190,13 @@ def _environments(
     elif what.store == "session":
         address = processes.fresh_store()
     else:
-        address = processes.master_addr, processes.free_port(ranks[0])
+        address = processes.places.master_addr, processes.places.free_port(ranks[0])
     count, among = len(ranks), processes.options.placement.among(ranks)
     agent = what.store == "session"
     # The ranks of a run are numbered from 0, whatever their numbers in the session.
     made = {
         rank: _environment(
-            processes.environment(ranks, rank),
+            processes.places.environment(ranks, rank),
             {
                 **torchrun_variables(
                     index, count, address, agent_store=agent, local=among.local(index)

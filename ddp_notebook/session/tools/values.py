@@ -213,11 +213,11 @@ class Values:
             logs: tuple[Path, ...] = (processes.log_file(rank),)
             if processes.script is not None and rank in processes.script.ranks:
                 logs = processes.script.logs(rank)
-            return "".join(processes.text_of(rank, file) for file in logs)
+            return "".join(processes.places.text_of(rank, file) for file in logs)
         run = next((run for run in reversed(self._runs.all) if rank in run.ranks), None)
         if run is None:
             return ""
-        text = processes.text_of(rank, processes.output_file(rank, run.cell))
+        text = processes.places.text_of(rank, processes.output_file(rank, run.cell))
         return with_tracebacks(text or run.events.written(rank), run, rank)
 
 
