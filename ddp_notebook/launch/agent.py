@@ -142,7 +142,16 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until the session is over, in whatever way; then leave nothing."""
-        self._send("hello", self._hello())
+        hello = {
+            **host_facts.machine(),
+            "folder": str(self._folder),
+            "current_folder": self._current_folder,
+            "shared_folder": self._shared,
+            # As sshd says it: address and port of the client, then its own.
+            "address": " ".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]),
+            "limits": _why_no_room(self._folder),
+        }
+        self._send("hello", hello)
         self._wire.call(self._begin)
         self._server.on_loading(lambda done: self._send("loading", done))
         self._server.ready.add_done_callback(self._loaded)
@@ -181,17 +190,6 @@ class Agent:
     def _loaded(self, ready: Any) -> None:
         if ready.exception() is None:
             self._send("ready")
-
-    def _hello(self) -> dict[str, Any]:
-        return {
-            **host_facts.machine(),
-            "folder": str(self._folder),
-            "current_folder": self._current_folder,
-            "shared_folder": self._shared,
-            # As sshd says it: address and port of the client, then its own.
-            "address": " ".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]),
-            "limits": _why_no_room(self._folder),
-        }
 
     # -- from the ranks ----------------------------------------------------------------------
 

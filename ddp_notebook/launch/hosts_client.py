@@ -282,7 +282,8 @@ class _FarHost:
         asked_at = Path(spec["asked_at"]) if spec.get("asked_at") else None
         child = _Child(on_exit, Path(spec["log"]), asked_at)
         if asked_at is not None:
-            self._on_the_wire(lambda: self._connections.listen(asked_at))
+            # On its thread, which does this before it sends what follows.
+            self._wire.call(lambda: self._connections.listen(asked_at))
         try:
             there = {**spec, "env": environment}
             pid = int(self.ask("spawn", there, within_s=scaled_for_load(_SPAWNS_WITHIN_S)))
@@ -297,19 +298,6 @@ class _FarHost:
         if code is not None:
             self._end_child(child, code)
         return number
-
-    def _on_the_wire(self, work: Callable[[], None]) -> None:
-        """Do something on the wire's thread, and wait until it is done. Raises what it raises."""
-        done: Future[None] = Future()
-
-        def call() -> None:
-            try:
-                done.set_result(work())  # type: ignore[func-returns-value]
-            except BaseException as error:  # noqa: BLE001
-                done.set_exception(error)
-
-        self._wire.call(call)
-        done.result(_SPAWNS_WITHIN_S)
 
     def _exited(self, pid: int, code: int) -> None:
         with self._lock:
@@ -545,24 +533,21 @@ class HostsClient:
                 self._far[number] = _FarHost(
                     number, spec.name, folder, settings, see(number), self._far_peak_bytes
                 )
-            self._await_hellos(timeout_s)
+            hellos = {host.hello: host for host in self._far.values()}
+            done, missing = wait(hellos, scaled_for_load(timeout_s), FIRST_EXCEPTION)
+            for hello in done:
+                hello.result()
+            if missing:
+                names = ", ".join(hellos[hello].name for hello in missing)
+                raise SetupFailed(
+                    f"No agent has answered from {names} within {timeout_s:g} s. Is the link slow, "
+                    "or a disk there? Try again, with more time: --timeout 120"
+                )
         except BaseException:
             self._close_far()
             raise
         for host in self._far.values():
             host.loaded.add_done_callback(self._host_loaded)
-
-    def _await_hellos(self, timeout_s: float) -> None:
-        hellos = {host.hello: host for host in self._far.values()}
-        done, missing = wait(hellos, scaled_for_load(timeout_s), FIRST_EXCEPTION)
-        for hello in done:
-            hello.result()
-        if missing:
-            names = ", ".join(hellos[hello].name for hello in missing)
-            raise SetupFailed(
-                f"No agent has answered from {names} within {timeout_s:g} s. Is the link slow, or "
-                "a disk there? Try again, with more time: --timeout 120"
-            )
 
     def _host_loaded(self, loaded: Future[None]) -> None:
         with contextlib.suppress(InvalidStateError):

@@ -129,11 +129,8 @@ class Stream:
             bodies = [(0, b"")]
         if bodies:
             self._beat_s, self._owes = now_s, False
-        return [self._sealed(number, body) for number, body in bodies]
-
-    def _sealed(self, number: int, body: bytes) -> bytes:
-        rest = _HEAD.pack(number, self._heard) + body
-        return self._signature(self._signs, rest) + rest
+        packets = (_HEAD.pack(number, self._heard) + body for number, body in bodies)
+        return [self._signature(self._signs, packet) + packet for packet in packets]
 
     def _signature(self, by: bytes, rest: bytes) -> bytes:
         # `person` is who signs: what an end has sent is not taken when it comes back to it.
@@ -301,7 +298,8 @@ class Wire:
         while self._calls:
             self._calls.popleft()()
         while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
+            with contextlib.suppress(OSError):  # a folder is gone: who needs it is told elsewhere
+                heapq.heappop(self._timers)[2]()
         for source, (_, handler) in tuple(self._watched.items()):
             # One of a handler before may have ended this one.
             if source in self._watched and {source, source.fileno()} & ready.keys():
