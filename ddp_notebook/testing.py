@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.devices import plan_devices
+from ddp_notebook.launch.host_facts import ProcessState
 from ddp_notebook.model import Event, Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.session import InitOptions, Session
@@ -91,6 +93,8 @@ class FakeCluster:
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
         begun: Callable[[int], None],
+        host: int = 0,
+        folder: str = "",
     ) -> None:
         """A process number, of no process."""
         begun(100_000 + rank)
@@ -147,6 +151,14 @@ class FakeCluster:
         self.signals.append((rank, number))
         self.record.add(tuple(self.signalled(rank, number)))
 
+    def stopped(self, pids: Sequence[int]) -> list[int]:
+        """Return those on this machine."""
+        return host_facts.stopped(pids)
+
+    def process(self, pid: int) -> ProcessState:
+        """Return what this machine knows of it."""
+        return host_facts.process(pid)
+
     def lend(self, rank: int, pid: int, questions: Path) -> None:
         """No script has processes."""
 
@@ -177,6 +189,7 @@ class FakeProcesses(Processes):
         self.devices = plan_devices(options.world_size, "cpu", "gloo", (), ())
         self.record = cluster.record
         self.folder, self._closing = folder, False
+        self.fork_server = cast(Any, None)
         self.script = None
         self.cluster = cluster
         self.logs = CollectiveLogs(folder)

@@ -25,6 +25,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.board import headline_alone
+from ddp_notebook.views.board_rows import loading_what
 from ddp_notebook.views.finding_code import Column, columns
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 from ddp_notebook.views.step_rows import stage_in_view, stage_values
@@ -75,7 +76,7 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "address": _line(board.snapshot.init_method or ""),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
-        "loading": loading and {"since_us": since_us},
+        "loading": loading and {"what": loading_what(loading), "since_us": since_us},
         "rows": [_row(row, board.snapshot, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],

@@ -117,7 +117,8 @@ class BoardSource:
             with contextlib.suppress(ValueError):
                 news = of_run(self._tails.follow(logs, run), run.events.left_ns)
         diagnosis = self._diagnosis(snapshot, bool(news))
-        if session.pool.processes is not None and (gpus := session.pool.processes.devices.gpus):
+        processes = session.pool.processes
+        if processes is not None and processes.far is None and (gpus := processes.devices.gpus):
             uses = self._gpu_use.lines(gpus, {state.pid: state.rank for state in snapshot.ranks})
             snapshot = replace(snapshot, notes=(*snapshot.notes, *uses))
         store, stops = session.setup.store, session.runs.stops

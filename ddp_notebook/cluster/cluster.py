@@ -36,8 +36,10 @@ from ddp_notebook.cluster.ipyparallel_private import (
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
-from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
+from ddp_notebook.launch.host_facts import ProcessState
+from ddp_notebook.launch.hosts_client import ProcessStarter
+from ddp_notebook.launch.process_ids import host_of, pid_of, process_id
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Ranks, exit_text
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
@@ -105,7 +107,7 @@ class IPyParallelCluster:
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         folder: Path,
         on_exit: ExitCallback,
     ) -> None:
@@ -157,12 +159,13 @@ class IPyParallelCluster:
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
         begun: Callable[[int], None],
+        host: int = 0,
+        folder: str = "",
     ) -> int:
         """Start a child that calls `entry` with ipyparallel's arguments; return its pid.
 
         Raises SessionLost or OSError.
         """
-        cwd = str(Path.cwd())
         # By these variables ipyparallel finds its files, whichever part of it a child becomes.
         found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
         try:
@@ -173,12 +176,14 @@ class IPyParallelCluster:
             writable = False
         if not writable:  # else each process would make a folder for IPython, and leave it
             found_by["IPYTHONDIR"] = str(self._folder / "ipython")
-        argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
+        argv = [*argv, "--work-dir=."]  # by default where ipyparallel was imported
         spec = {
             "calls": [*first_calls, [entry, {"argv": argv}]],
             "env": child_environment({**found_by, **environment}),
-            "cwd": cwd,
+            "cwd": folder or str(Path.cwd()),
             "log": str(self.log_file(rank)),
+            "host": host,
+            "asked_at": "" if rank == CONTROLLER else str(questions_of(self._folder, rank)),
         }
         ended = self._ends[rank] = threading.Event()
         process = 0
@@ -254,6 +259,8 @@ class IPyParallelCluster:
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
         begun: Callable[[int], None],
+        host: int = 0,
+        folder: str = "",
     ) -> None:
         """Start the engine of `rank`; `begun` gets its pid, before its end is reported."""
 
@@ -265,7 +272,7 @@ class IPyParallelCluster:
 
         self.log_file(rank).touch(mode=0o600)
         argv = [*_ENGINE_ARGS, f"--IPEngine.id={rank}"]
-        self._spawn(rank, _ENGINE, argv, environment, first_calls, begin)
+        self._spawn(rank, _ENGINE, argv, environment, first_calls, begin, host, folder)
 
     def log_file(self, rank: int) -> Path:
         """Return where a process writes what Python does not catch."""
@@ -401,11 +408,27 @@ class IPyParallelCluster:
         lent = self._lent.get(rank)
         if lent is not None and number == signal.SIGINT:
             # As with Ctrl-C in a terminal, a script's child processes get the signal, too.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(lent[0], number)
+            self._question(lent[0], "signal_group", number=number)
             return
         with contextlib.suppress(SessionLost):
             self._fork_server.signal(lent[0] if lent is not None else self._pids[rank], number)
+
+    def stopped(self, pids: Sequence[int]) -> list[int]:
+        """Return those processes that wait for SIGCONT, also on other hosts."""
+        on: dict[int, list[int]] = {}
+        for pid in pids:
+            on.setdefault(host_of(pid), []).append(pid_of(pid))
+        ask = self._fork_server.question
+        answers = {host: ask(host, "stopped", pids=asked) for host, asked in on.items()}
+        return [process_id(host, pid) for host, found in answers.items() for pid in found or ()]
+
+    def process(self, pid: int) -> ProcessState:
+        """Return what the system knows of a process, also on another host."""
+        return ProcessState(*(self._question(pid, "process") or ()))
+
+    def _question(self, pid: int, name: str, **arguments: Any) -> Any:
+        """Ask the host of a process about it; None where the host does not answer."""
+        return self._fork_server.question(host_of(pid), name, pid=pid_of(pid), **arguments)
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
         """Ask and signal a script's process in place of `rank`'s own."""

@@ -5,6 +5,7 @@ It imports no torch: at a cold start it is forked before torch is loaded, and wo
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,8 @@ def controller(argv: Sequence[str]) -> None:
     os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
     keep_heart_in_process()
     ignore_the_wall_clock()
+    # Its --log-level is not kept to: it would write a line for each message that it relays.
+    logging.disable(logging.WARNING)
     sys.argv = ["ipcontroller", *argv]
     IPController.launch_instance(argv=list(argv))
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddp_notebook.launch.host_facts import ProcessState
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 
@@ -23,10 +24,13 @@ class RankCluster(Protocol):
         environment: Mapping[str, str],
         first_calls: Sequence[Any],
         begun: Callable[[int], None],
+        host: int = 0,
+        folder: str = "",
     ) -> None:
-        """Start the process of `rank`; `first_calls` as in `launch.child`.
+        """Start the process of `rank` on a host; `first_calls` as in `launch.child`.
 
-        `begun` gets its pid, before its end is reported.
+        Without a `folder` it starts in this process's. `begun` gets its pid, as in
+        `launch.process_ids`, before its end is reported.
         """
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
@@ -59,6 +63,12 @@ class RankCluster(Protocol):
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`."""
+
+    def stopped(self, pids: Sequence[int]) -> list[int]:
+        """Return those processes that wait for SIGCONT, also on other hosts."""
+
+    def process(self, pid: int) -> ProcessState:
+        """Return what the system knows of a process, also on another host."""
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
         """Ask and signal a script's process in place of `rank`'s own."""

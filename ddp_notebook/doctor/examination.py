@@ -24,12 +24,13 @@ from ddp_notebook.doctor import checks, gpu_checks
 from ddp_notebook.doctor.checks import Holder, Interface, Lookup
 from ddp_notebook.launch import devices, gpu_links
 from ddp_notebook.launch.addresses import why_no_loopback
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.launch.session_folder import parents
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.doctor import Check, DoctorReport, Verdict
 from ddp_notebook.session import preflight
-from ddp_notebook.session.options import InitOptions, check_world_size, cores
+from ddp_notebook.session.options import InitOptions, check_world_size
 
 Look: TypeAlias = Callable[[], Check | Iterable[Check]]
 """Makes one check or several, and gets the facts for it only when called."""
@@ -144,7 +145,12 @@ def _looks_at_gpus(
     """Return the checks of the GPUs of this machine; `pool` is those that ranks would get."""
     chosen, build = os.environ.get("CUDA_VISIBLE_DEVICES"), str(torch.get("cuda_build") or "")
     links = gpu_links.read(pool) if gpus else gpu_links.Links()
-    ranks = {int(facts.get("pid", 0)): rank for rank, facts in rank_facts.items()}
+    own = socket.gethostname()  # on another host, a pid is another process's
+    ranks = {
+        int(facts.get("pid", 0)): rank
+        for rank, facts in rank_facts.items()
+        if facts.get("host", own) == own
+    }
     return {
         "CUDA_VISIBLE_DEVICES": lambda: gpu_checks.check_visible_devices(
             chosen, gpus, torch.get("devices")

@@ -31,6 +31,8 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.target import ELSEWHERE, OF_SLURM, Target, is_elsewhere, on_this_host
 from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.launch.placement import HOST_NAME
+from ddp_notebook.launch.ssh_hosts import ssh_command
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -53,12 +55,9 @@ from ddp_notebook.views.ansi import plain, preformatted
 
 # -- commands that are run there -------------------------------------------------------------
 
-SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
-"""The command to run in place of ssh, with its options: `ssh -J login`."""
 THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
-_HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
 _RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
 """The script of the shell there; it prefers the file of here, as hosts may share a file system."""
 
@@ -124,13 +123,9 @@ _NAME = "ddp-notebook"
 
 def by_ssh(name: str) -> Host:
     """Return a host, as the user's ssh knows it: ``gpu07``, ``me@gpu07``. Raises UsageMistake."""
-    if not _HOST.fullmatch(name):
+    if not HOST_NAME.fullmatch(name):
         raise UsageMistake(f"{plain(name)!r} is not the name of a host.")
-    given = os.environ.get(SSH_VARIABLE, "")
-    try:
-        program = tuple(shlex.split(given)) or ("ssh",)
-    except ValueError as error:
-        raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is not a command: {error}.") from None
+    program = ssh_command()
     # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
     # host on which another user is root should get none. BatchMode: a question for a password that
     # no one sees would wait until the time limit.
@@ -165,7 +160,7 @@ def of_slurm(job: str) -> tuple[str, tuple[Host, ...]]:
             f"srun --overlap --jobid={number} --nodelist={name} true",
         )
         for name in names
-        if _HOST.fullmatch(name)
+        if HOST_NAME.fullmatch(name)
     )
 
 

@@ -5,7 +5,9 @@ A child is described by a `spec`, a JSON object:
     {"calls": [["module:function", {keyword arguments}], ...],   run in order
      "env": {...}, "cwd": "...", "log": "path of stdout and stderr",
      "errors": "path of stderr, where it has one of its own",
-     "host": {kind: path of a namespace that it is to be in, ...}}
+     "namespaces": {kind: path of a namespace that it is to be in, ...},
+     "host": the number of the host that it is started on (see process_ids.py),
+     "asked_at": its control socket, which is brought here from another host (see twin.py)}
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    for path in spec.get("host", {}).values():
+    for path in spec.get("namespaces", {}).values():
         call("ddp_notebook.launch.lab_hosts:enter", {"path": path})
     os.environ.clear()
     os.environ.update(spec["env"])

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from ddp_notebook.errors import SessionLost
-from ddp_notebook.launch.environment import child_environment
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.timeouts import scaled_for_load
 
 T = TypeVar("T")
@@ -207,6 +207,11 @@ class ForkServerClient:
                 return
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
 
+    def question(self, host: int, name: str, **arguments: Any) -> Any:
+        """Ask a host, which can only be this machine, one of `host_facts.QUESTIONS`."""
+        assert host == 0
+        return host_facts.QUESTIONS[name](**arguments)
+
     def own(self, folder: Path) -> None:
         """Have the fork server remove this folder when this process is gone."""
         self._send({"cmd": "own", "path": str(folder), "inode": folder.stat().st_ino})
@@ -314,42 +319,3 @@ class ForkServerClient:
         for stream in streams:
             with contextlib.suppress(OSError):  # of a server that is gone: a flush may fail
                 stream.close()
-
-
-class CalledProcess:
-    """A child that makes one call and ends with it, in this process's folder and environment."""
-
-    def __init__(
-        self,
-        fork_server: ForkServerClient,
-        entry: str,
-        arguments: Mapping[str, Any],
-        log: Path,
-        on_exit: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start it: `entry` is ``module:function``, `log` gets its output. Raises as `spawn`."""
-        self._fork_server = fork_server
-        self._ended = threading.Event()
-        spec = {
-            "calls": [[entry, arguments]],
-            "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(log),
-        }
-
-        def exited(_code: int) -> None:
-            self._ended.set()
-            on_exit()
-
-        self.pid = fork_server.spawn(spec, exited)
-
-    @property
-    def alive(self) -> bool:
-        """True while it runs; it ends with the fork server, unreported."""
-        return not self._ended.is_set() and self._fork_server.alive
-
-    def kill(self) -> None:
-        """End it; return when it is gone."""
-        if self.alive:
-            self._fork_server.signal(self.pid, signal.SIGKILL)
-            self._ended.wait(2.0)

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.client import CalledProcess, ForkServerClient
+from ddp_notebook.launch.called_process import CalledProcess
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.hosts_client import ProcessStarter
 
 INTERFACE = "net0"
 """The hosts' network interface besides the loopback."""
@@ -174,17 +176,23 @@ class LabHosts:
     """Two linked hosts, which exist as long as the process that holds them open.
 
     `port` is the store's. All ports of a new host are free, but each use needs a different one:
-    torch caches a process's stores by port, even after the host is gone.
+    torch caches a process's stores by port, even after the host is gone. Raises UsageMistake where
+    ranks are on other hosts.
     """
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         folder: Path,
         names: tuple[str, ...],
         drops: str,
         port: int,
     ) -> None:
+        if not isinstance(fork_server, ForkServerClient):
+            raise UsageMistake(
+                "The lab makes its hosts in this machine, and the ranks are on others. Type: "
+                "%ddp_init --replace"
+            )
         self.port = port
         self._report = folder / f"lab-{time.monotonic_ns()}.json"
         arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}

@@ -33,12 +33,6 @@ def kills(
     return None
 
 
-def kills_since(before: int | None) -> int:
-    """Return the increase since `before`; -1 if the kernel does not report it."""
-    now = kills()
-    return now - before if now is not None and before is not None else -1
-
-
 def bytes_left(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> int:
     """Return the memory that new processes may take, swap included.
 

@@ -75,9 +75,11 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """torch is being loaded, once for all ranks: when that began."""
+    """torch is being loaded, once for all ranks of a host: when that began."""
 
     since_ns: int
+    hosts: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Other hosts that are being reached, each with how far it is."""
 
 
 @dataclass(frozen=True, slots=True)

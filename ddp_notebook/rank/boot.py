@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_notebook.launch.process_ids import own_process_id
 from ddp_notebook.launch.session_folder import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
@@ -53,7 +54,9 @@ def start(rank: int, events: str, source: str, log: str, output_folder: str) -> 
     sender = EventSender(rank, events, source)
     process = RankProcess(rank, sender, folder, questions_of(folder.parent, rank))
     _engine = EngineProcess(process, sender, Path(log))
-    sender.emit(StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname())
+    sender.emit(
+        StageFinished, stage=Stage.LAUNCHED, pid=own_process_id(), host=socket.gethostname()
+    )
 
 
 def engine() -> EngineProcess:

@@ -109,6 +109,8 @@ class SetUpPlan(Message, frozen=True):
     store: str = "session"
     patient: bool = False
     settings: Mapping[str, str] = msgspec.field(default_factory=dict)
+    local: tuple[int, int] | None = None
+    """LOCAL_RANK and LOCAL_WORLD_SIZE; None: all ranks are on one host."""
 
     @property
     def timeout(self) -> timedelta:

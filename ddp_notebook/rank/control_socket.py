@@ -6,8 +6,9 @@ as no one asks for them (`events.py`).
 
 A message is its length in four bytes, and JSON. A question is ``{"question": name, "about":
 request}``, one a connection; what `Handlers.answer` gives for it comes back, from a thread of ours.
-A connection that begins with ``{"orders": pid}`` stays, and is read by `Orders`: so no order waits
-for an answer to be ready, and none needs the file of the socket, which may be removed meanwhile.
+A connection that begins with ``{"orders": number}`` (`process_ids.py`) stays, and is read by
+`Orders`: so no order waits for an answer to be ready, and none needs the file of the socket, which
+may be removed meanwhile.
 
 Only this user gets in: the folder is looked at (`is_private`: 0700, and whose), the socket is 0600,
 and the system says whose the other end is (`is_mine`). Who connects looks at the same.
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.launch.process_ids import own_process_id
 from ddp_notebook.launch.session_folder import require_private
 from ddp_notebook.rank.component import Component
 
@@ -166,7 +168,7 @@ class ControlSocket(Component):
                 if not isinstance(asked, dict):
                     continue
                 about = asked.get("about", {})
-                if self.take_orders is not None and asked.get("orders") == self._pid:
+                if self.take_orders is not None and asked.get("orders") == own_process_id():
                     # A copy of the descriptor: this one is closed at the end of the block.
                     self.take_orders(connection.dup())
                 elif isinstance(about, dict):

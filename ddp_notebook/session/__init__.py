@@ -2,10 +2,12 @@
 
 bring_up.py           Takes the ranks through the stages of setup, all at once or step by step.
 collective_logs.py    Reads the ranks' collective logs from mapped files, without calling the ranks.
+far_hosts.py          What a session needs to know of the other hosts that its ranks are on.
 findings.py           What was found wrong in the last run or setup, until the next one begins.
 guards.py             Preconditions of a verb: its ranks exist, are alive and are idle.
 interrupts.py         Waiting in the main thread: interrupts are noted, threads switch quickly.
 options.py            The options of `%ddp_init`, checked before anything starts.
+places.py             What a rank has by its place: this machine, or another host.
 pool.py               Owns the session's processes: the warm fork server, the ranks, their shutdown.
 preflight.py          What is checked before ranks start, and what is named when a start failed.
 queries.py            Calls ranks without waiting for answers that cannot arrive.

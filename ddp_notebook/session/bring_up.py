@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SetupFailed, UsageMistake
-from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.process_groups import is_stopped
+from ddp_notebook.launch.process_ids import host_of, pid_of
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Activity,
@@ -86,9 +85,9 @@ class BringUp:
         values = {"WORLD_SIZE": str(options.world_size)}
         init_method = f"file://{store_path}"
         if options.init_method != "file":
-            host, port = options.master_addr, options.master_port
+            host, port = self.processes.places.master_addr, options.master_port
             if store == "rank0":
-                store_host, port = 0, port or free_port(host)
+                store_host, port = 0, port or self.processes.places.free_port(0)
             else:
                 host, port = self.processes.store_address()
             init_method = f"{'tcp' if options.init_method == 'tcp' else 'env'}://{host}:{port}"
@@ -113,10 +112,11 @@ class BringUp:
                 store_path=store_path,
                 generation=self.generation,
                 timeout_s=options.timeout_s,
-                threads=options.threads,
+                threads=self.processes.places.threads(rank),
                 store=store,
                 patient=call is calls.PREPARE,
                 settings=dict(settings.get(rank, {})),
+                local=options.placement.local(rank) if options.hosts else None,
             )
 
         self._answers = self.processes.cluster.call(self.everyone, call, plan)
@@ -273,7 +273,9 @@ class BringUp:
         if not address:
             return made
         port, pid = self.launch.values["MASTER_PORT"], self.processes.store_pid
-        host = "rank 0" if self.store == "rank0" else f"the session (pid {pid})"
+        on = self.processes.options.placement.name(host_of(pid))
+        where = f"pid {pid_of(pid)} on {on}" if on else f"pid {pid}"
+        host = "rank 0" if self.store == "rank0" else f"the session ({where})"
         joined = [
             s.rank
             for s in self.record.snapshot.ranks
@@ -377,4 +379,6 @@ class BringUp:
     def stopped(self, ranks: Ranks) -> Ranks:
         """Return those of `ranks` whose process is stopped: they cannot return from any call."""
         alive = living(ranks, self.record.snapshot)
-        return tuple(r for r in alive if is_stopped(self.record.snapshot.ranks[r].pid or 0))
+        pid = {rank: self.record.snapshot.ranks[rank].pid for rank in alive}
+        found = self.processes.cluster.stopped(list(pid.values()))
+        return tuple(rank for rank in alive if pid[rank] in found)

@@ -25,6 +25,8 @@ class CollectiveLogs:
         # rank.
         self._maps: dict[Path, memoryview] = {}
         self._known: dict[Path, collective_log.LogTail] = {}
+        self.clock_offsets_ns: Mapping[int, int] = {}
+        """Of ranks on other hosts, what is added to their monotonic times to have ours."""
 
     def lend(self, ranks: Ranks, folder: Path) -> None:
         """Read the logs of a script's processes in place of those of `ranks`."""
@@ -80,7 +82,7 @@ class CollectiveLogs:
                 log = collective_log.read(words, rank, last, self._known.get(file))
                 self._known[file] = replace(log, records=())
                 if run is None or log.run == run:
-                    logs[rank] = log
+                    logs[rank] = _shifted(log, self.clock_offsets_ns.get(rank, 0))
         return collective_log.joined(logs, ranks)
 
     def close(self) -> None:
@@ -103,3 +105,18 @@ class CollectiveLogs:
                 finally:
                     os.close(descriptor)
         return words
+
+
+def _shifted(log: collective_log.LogTail, offset_ns: int) -> collective_log.LogTail:
+    """Return a log with its times moved by `offset_ns`; 0 is not over yet, and stays."""
+    if not offset_ns:
+        return log
+    records = (
+        replace(
+            record,
+            issued_ns=record.issued_ns + offset_ns,
+            done_ns=record.done_ns and record.done_ns + offset_ns,
+        )
+        for record in log.records
+    )
+    return replace(log, records=tuple(records))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import math
-import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.addresses import LOOPBACK
+from ddp_notebook.launch.host_facts import cores
+from ddp_notebook.launch.placement import MOST_RANKS, HostSpec, Placement, place
 from ddp_notebook.model import parse_ranks
-
-MAX_WORLD_SIZE = 256
-"""More ranks than this on one machine is a typing error."""
 
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
@@ -37,14 +34,17 @@ class InitOptions:
     that the system chooses a free one. `store` is session (it hosts the store, as torchrun's
     agent does) or rank0 (as in a plain script). With `share_gpu` ranks share GPUs by NCCL.
     `settings` change the environment of single ranks; with `step` setup stops before the first
-    stage. Raises UsageMistake for values that cannot work.
+    stage. Without `hosts` ranks are on this machine; else `python` and `folder` are the interpreter
+    and the current folder there, empty for the same as here, and a host that has heard nothing of
+    the notebook for `give_up_after_s` ends its ranks. Raises UsageMistake for values that cannot
+    work.
     """
 
     world_size: int = 4
     backend: str = "auto"
     device: str = "auto"
     timeout_s: float = 60.0
-    master_addr: str = "127.0.0.1"
+    master_addr: str = LOOPBACK
     master_port: int = 0
     init_method: str = "env"
     gpus: tuple[str, ...] = ()
@@ -54,9 +54,16 @@ class InitOptions:
     store: str = "session"
     settings: Settings = field(default_factory=dict)
     step: bool = False
+    hosts: tuple[HostSpec, ...] = ()
+    python: str = ""
+    folder: str = ""
+    give_up_after_s: float = 120.0
 
     def __post_init__(self) -> None:
-        check_world_size(self.world_size)
+        if self.hosts:
+            self._check_hosts()
+        else:
+            check_world_size(self.world_size)
         check_choice("--backend", self.backend, BACKENDS)
         check_choice("--device", self.device, DEVICES)
         check_choice("--init-method", self.init_method, INIT_METHODS)
@@ -84,6 +91,30 @@ class InitOptions:
                 f"0 to {self.world_size - 1}."
             )
 
+    def _check_hosts(self) -> None:
+        """Raise UsageMistake for options that cannot work on other hosts."""
+        if self.world_size < 1:
+            check_world_size(self.world_size)
+        place(self.world_size, self.hosts)
+        if self.init_method == "file":
+            raise UsageMistake(
+                "--init-method file needs a file that all hosts see. Leave it out with --hosts."
+            )
+        if self.launcher == "process":
+            raise UsageMistake("On other hosts ranks are forked: leave --launcher out.")
+        if self.give_up_after_s < 10:
+            raise UsageMistake("--give-up-after is in seconds, 10 or more, such as 120.")
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank is on which host."""
+        return place(self.world_size, self.hosts)
+
+    @property
+    def names_master(self) -> bool:
+        """True where the user has named the address of the store."""
+        return not (self.hosts and self.master_addr == LOOPBACK)
+
     def same_processes(self, other: InitOptions) -> bool:
         """Return whether ranks started for `other` can be set up with these options."""
         return (self.world_size, self.gpus) == (other.world_size, other.gpus) and not (
@@ -97,6 +128,9 @@ class InitOptions:
             "share_gpu": "--share-gpu",
             "launcher": "--launcher",
             "threads_per_rank": "--threads-per-rank",
+            "hosts": "--hosts",
+            "python": "--python",
+            "folder": "--folder",
         }
         return tuple(
             option
@@ -117,12 +151,12 @@ class InitOptions:
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about these options on this machine."""
         notes = []
-        if self.world_size > cores():
+        if self.world_size > cores() and not self.hosts:
             notes.append(
                 f"{self.world_size} ranks share {cores()} CPU cores: fine for learning, "
                 "but timings are not meaningful."
             )
-        if self.init_method == "file":
+        if self.init_method == "file" or not self.names_master:
             return tuple(notes)
         where = self.master_addr
         if self.store == "rank0" or where in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
@@ -160,21 +194,6 @@ def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
     return settings
 
 
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-
-
-def cores() -> int:
-    """Return the CPU cores this process may use, by its affinity and its container's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or "max"
-        quota, period = _CPU_MAX.read_text().split()  # "200000 100000" is 2 cores
-        allowed = min(allowed, math.ceil(int(quota) / int(period)))
-    return max(1, allowed)
-
-
 def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
     """Raise UsageMistake for a value that `option` does not have."""
     if value not in allowed:
@@ -188,8 +207,8 @@ def check_world_size(world_size: int, command: str = "%ddp_init") -> None:
             f"World size {world_size} is too small: it must be 1 or more. "
             f"Type: {command} --world-size 4"
         )
-    if world_size > MAX_WORLD_SIZE:
+    if world_size > MOST_RANKS:
         raise UsageMistake(
-            f"World size {world_size:,} is too large: one machine runs at most {MAX_WORLD_SIZE} "
+            f"World size {world_size:,} is too large: one machine runs at most {MOST_RANKS} "
             f"ranks. Type: {command} --world-size 4"
         )

@@ -19,6 +19,7 @@ from ddp_notebook.launch.devices import (
     torch_is_for_gpus,
     visible_gpus,
 )
+from ddp_notebook.launch.hosts_client import HostsClient, ProcessStarter
 from ddp_notebook.launch.session_folder import sweep_stale_folders
 from ddp_notebook.session.interrupts import noted
 
@@ -97,7 +98,12 @@ class RankPool:
             return warm
 
     def plan(self, options: InitOptions) -> DevicePlan:
-        """Plan which rank gets which device. Raises UsageMistake when there are too few."""
+        """Plan which rank gets which device. Raises UsageMistake when there are too few.
+
+        On other hosts that is planned anew once they are there: see `far_hosts.py`.
+        """
+        if options.hosts:
+            return plan_devices(options.world_size, "cpu", "gloo", (), ())
         return plan_devices(
             options.world_size,
             options.device,
@@ -110,8 +116,17 @@ class RankPool:
 
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
         """Make the processes for new ranks, yet to be started. Raises OSError, DDPError."""
-        fork_server = self.warm_fork_server(mode)
+        local = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
+        fork_server: ProcessStarter = local
+        if options.hosts:
+            fork_server = HostsClient(
+                local,
+                options.hosts,
+                python=options.python,
+                folder=options.folder,
+                give_up_after_s=options.give_up_after_s,
+            )
         # Anew for each start. What notices a loss runs on threads of its own and may come late: by
         # then other processes may be there, which a reason of earlier ones must not end.
         self._begun = begun = object()
@@ -152,8 +167,10 @@ class RankPool:
         with noted():  # an interrupted shutdown would leave processes without an owner
             self.before_close(reason)
             if processes.close(keep_warm):
+                stays = processes.fork_server
+                stays = stays.local if isinstance(stays, HostsClient) else stays
                 with self._lock:
-                    spare, self.fork_server = self.fork_server, processes.fork_server
+                    spare, self.fork_server = self.fork_server, stays
                 if spare is not None:
                     spare.close()
 

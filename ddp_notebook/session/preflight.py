@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from ddp_notebook import files
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
-from ddp_notebook.session.options import cores
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
@@ -43,10 +43,16 @@ _TASKS_OF_A_RANK = 16
 # -- before ranks are started -----------------------------------------------------------------
 
 
-def check_start(world_size: int) -> None:
-    """Raise UsageMistake where a new session of so many ranks cannot be started."""
-    why = why_too_low_for_files(world_size, open_files()) or why_too_few_processes(world_size)
-    if why := why or why_too_little_memory(world_size, out_of_memory.bytes_left()):
+def check_start(world_size: int, *, far: bool = False) -> None:
+    """Raise UsageMistake where a new session of so many ranks cannot be started.
+
+    `far`: they are on other hosts, and take sockets here and nothing else.
+    """
+    why = why_too_low_for_files(world_size, open_files())
+    why = why or why_too_few_processes(0 if far else world_size)
+    if not (why or far):
+        why = why_too_little_memory(world_size, out_of_memory.bytes_left())
+    if why:
         raise UsageMistake(why)
 
 
@@ -71,6 +77,8 @@ def has_room_for_threads() -> bool:
 
 def warning(options: InitOptions) -> str:
     """Return what is to be said before crowded ranks are started; empty for nothing."""
+    if options.hosts:  # whether it is too much for them is known when they are there
+        return ""
     world_size, why, fits = options.world_size, [], [options.world_size]
     most = 8 * cores()  # with more, a rank waits so long for its turn that setup itself is slow
     if world_size > most:
@@ -92,18 +100,22 @@ def warning(options: InitOptions) -> str:
     return "\n".join([*why, f"What fits: %ddp_init --world-size {min(fits)}"])
 
 
-def why_too_little_memory(world_size: int, left_bytes: int | None) -> str:
+def why_too_little_memory(
+    world_size: int, left_bytes: int | None, command: str = "%ddp_init --world-size "
+) -> str:
     """Return why this many ranks cannot start; empty if they can, or if it is unknown.
 
-    What the system does at the limit is to kill processes: the notebook's, too.
+    `command` is to be typed, with a number that fits behind it. What the system does at the limit
+    is to kill processes: the notebook's, too.
     """
     if left_bytes is None or left_bytes >= world_size * _LEAST_RANK_BYTES:
         return ""
     return (
-        f"{world_size} ranks do not fit into memory: {format_bytes(left_bytes)} are left, and each "
+        f"{counted(world_size, 'rank')} {'does' if world_size == 1 else 'do'} not fit into memory: "
+        f"{format_bytes(left_bytes)} are left, and each "
         f"takes {format_bytes(_LEAST_RANK_BYTES)} at least, without a model. Free memory "
-        f"(%ddp_shutdown in other notebooks), or type: %ddp_init --world-size "
-        f"{max(1, left_bytes // RANK_BYTES)}"
+        "(%ddp_shutdown in other notebooks), or type: "
+        f"{command}{max(1, left_bytes // RANK_BYTES)}"
     )
 
 

@@ -99,7 +99,7 @@ class _Gathering(Generic[Answer]):
         self._cluster = cluster
         self._record = record
         self._sent = sent
-        self._stopped = StoppedRanks(lambda: record.snapshot.ranks)
+        self._stopped = StoppedRanks(lambda: record.snapshot.ranks, cluster.stopped)
 
     def wait(self, stopped: Callable[[], bool], until_s: float = math.inf) -> None:
         """Collect until all have answered, `stopped` is true, or no more answers can arrive.

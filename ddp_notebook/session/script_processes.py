@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import threading
 import time
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook import files, jobs
 from ddp_notebook.diagnosis import catalogue
-from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.process_groups import (
     descendants,
     is_resource_tracker,
@@ -48,6 +46,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, started_in, streams_of
+from ddp_notebook.session.unresponsive import MemoryKills
 from ddp_notebook.views.board_rows import BoardFacts
 from ddp_notebook.views.output_log import STREAMS
 
@@ -55,7 +54,8 @@ if TYPE_CHECKING:
     from ddp_notebook.cluster.channels import EventReceiver
     from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.jobs.records import Job
-    from ddp_notebook.launch.client import ForkServerClient
+    from ddp_notebook.launch.hosts_client import ProcessStarter
+    from ddp_notebook.launch.placement import Placement
     from ddp_notebook.session.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
@@ -253,7 +253,8 @@ class ScriptProcesses:
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
+        placement: Placement,
         record: Record,
         cluster: RankCluster,
         logs: CollectiveLogs,
@@ -264,6 +265,7 @@ class ScriptProcesses:
     ) -> None:
         self.ranks = ranks
         self._fork_server = fork_server
+        self._placement = placement
         self._record = record
         self._cluster = cluster
         self._logs = logs
@@ -284,7 +286,8 @@ class ScriptProcesses:
         self._telling = threading.RLock()
         self._given_back = False
         """The session's own processes are the ranks again."""
-        self._oom_kills = out_of_memory.kills()
+        self._memory_kills = MemoryKills(fork_server)
+        self._memory_kills.begin(placement)
         folder.mkdir(mode=0o700)
         self._made = folder.stat()
         # It is over once it has ended on a rank.
@@ -302,9 +305,13 @@ class ScriptProcesses:
         self,
         scripts: Mapping[int, Script],
         environments: Mapping[int, Mapping[str, str]],
-        hosts: Mapping[int, Mapping[str, str]],
+        namespaces: Mapping[int, Mapping[str, str]],
+        folder_on: Callable[[int], str],
     ) -> None:
-        """Start the script on every rank. Raises SessionLost, OSError."""
+        """Start the script on every rank. Raises SessionLost, OSError.
+
+        `namespaces` are those of the lab's hosts; `folder_on` gives the current folder of a host.
+        """
         for rank, script in scripts.items():
             self._cell = script.cell
             out, errors = streams_of(self._folder, rank)
@@ -319,10 +326,12 @@ class ScriptProcesses:
             spec = {
                 "calls": [["ddp_notebook.rank.cells.scripts:main", arguments]],
                 "env": dict(environments[rank]),
-                "cwd": os.getcwd(),  # noqa: PTH109
+                "cwd": folder_on(self._placement.host(rank)),
                 "log": str(out),
                 "errors": str(errors),
-                "host": dict(hosts.get(rank, {})),
+                "namespaces": dict(namespaces.get(rank, {})),
+                "host": self._placement.host(rank),
+                "asked_at": str(questions_of(self._folder, rank)),
             }
             exited, begun = partial(self._exited, rank), partial(self._begun, rank)
             self._fork_server.spawn(spec, exited, begun)
@@ -413,7 +422,7 @@ class ScriptProcesses:
                 exit_code=code,
                 last_words=next(filter(str.strip, texts), ""),
                 peak_bytes=self._fork_server.peak_bytes.get(self._pids[rank], 0),
-                oom_kills=out_of_memory.kills_since(self._oom_kills),
+                oom_kills=self._memory_kills.since(self._placement.host(rank)),
                 cell=self._cell,
                 heard_ns=now_ns,
             )
@@ -423,6 +432,6 @@ class ScriptProcesses:
                 self._told.add(rank)
                 self._gone.notify_all()
 
-    def log(self, rank: int) -> str:
-        """Return all output of a process: stdout, then stderr."""
-        return "".join(map(files.tail, streams_of(self._folder, rank)))
+    def logs(self, rank: int) -> tuple[Path, ...]:
+        """Return the files with all output of a process: stdout, then stderr."""
+        return streams_of(self._folder, rank)

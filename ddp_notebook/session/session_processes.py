@@ -16,13 +16,14 @@ from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
-from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.addresses import why_no_loopback
-from ddp_notebook.launch.client import CalledProcess, ForkServerClient
+from ddp_notebook.launch.called_process import CalledProcess
 from ddp_notebook.launch.devices import DevicePlan
-from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.environment import rank_environment
+from ddp_notebook.launch.hosts_client import HostsClient, ProcessStarter
 from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
+from ddp_notebook.launch.process_ids import host_of, pid_of
 from ddp_notebook.launch.session_folder import make_folder, remove_shared_memory
 from ddp_notebook.model import (
     SESSION,
@@ -44,35 +45,41 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.collective_logs import CollectiveLogs
+from ddp_notebook.session.far_hosts import FarHosts, reach
 from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.places import Places
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import ScriptProcesses
-from ddp_notebook.session.unresponsive import StoppedRanks, deaths, keep_awake
+from ddp_notebook.session.unresponsive import MemoryKills, StoppedRanks, deaths, keep_awake
 
 
 class StoreProcess(CalledProcess):
-    """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
+    """A process that hosts one TCPStore at `address` (port 0: the system chooses)."""
 
     def __init__(
         self,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         receiver: EventReceiver,
         record: Record,
         folder: Path,
-        host: str,
-        port: int,
+        address: tuple[str, int],
+        on: int,
+        current_folder: str,
     ) -> None:
+        """Start it on the host numbered `on`. Raises as `ForkServerClient.spawn`."""
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
         # Before the process is started: it may answer before its pid is known here. So each store's
         # answer is kept, and `_own_answer` picks the one of this pid.
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
+        host, port = address
         arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         entry = "ddp_notebook.rank.setup.store_process:main"
         log = folder / "store.log"
-        super().__init__(fork_server, entry, arguments, log, lambda: record.add(()))
+        changed = partial(record.add, ())
+        super().__init__(fork_server, entry, arguments, log, changed, on, current_folder)
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Wait until it listens; its address. Raises SetupFailed."""
@@ -119,11 +126,14 @@ class Processes:
     `on_lost(reason)` is called, from any thread, when the session cannot go on.
     """
 
+    far: FarHosts | None = None
+    """The hosts that ranks are on; None where that is this machine."""
+
     def __init__(
         self,
         options: InitOptions,
         devices: DevicePlan,
-        fork_server: ForkServerClient,
+        fork_server: ProcessStarter,
         record: Record,
         on_lost: Callable[[str], None],
     ) -> None:
@@ -143,8 +153,7 @@ class Processes:
         self._closing = False
         self._earlier_bytes: dict[int, int] = {}
         """Per rank, the part of its log that an earlier run or process wrote."""
-        self._oom_kills: int | None = None
-        """How many processes the kernel had killed for lack of memory when something began."""
+        self._memory_kills = MemoryKills(fork_server)
         with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
             undo.callback(self._held.remove)
             fork_server.own(self.folder)
@@ -156,7 +165,12 @@ class Processes:
             self.cluster: RankCluster = IPyParallelCluster(fork_server, self.folder, self._exited)
             fork_server.on_lost(self._fork_server_lost)
             undo.pop_all()
-        self._end_watch = keep_awake(self._serving, self._wake)
+        self._end_watch = keep_awake(self._serving, self._wake, self.cluster.stopped)
+
+    @property
+    def places(self) -> Places:
+        """What each rank has by its place."""
+        return Places(self.options, self.devices, self.fork_server, self.far, self.folder)
 
     @property
     def output_folder(self) -> Path:
@@ -187,6 +201,10 @@ class Processes:
             self.record.note(loading=Loading(time.monotonic_ns()))
         self.fork_server.ready.add_done_callback(self._loaded)
         self.cluster.start()
+        if isinstance(self.fork_server, HostsClient):
+            self.far = reach(self.fork_server, self.options, self.folder, self.record)
+            self.devices = self.far.devices
+            self.logs.clock_offsets_ns = self.far.clock_offsets_ns
         try:
             self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
         except TimeoutError:
@@ -208,7 +226,8 @@ class Processes:
 
         Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
         """
-        options, stopped = self.options, StoppedRanks(lambda: self.record.snapshot.ranks)
+        options, placement, places = self.options, self.options.placement, self.places
+        stopped = StoppedRanks(lambda: self.record.snapshot.ranks, self.cluster.stopped)
         with noted() as interrupted:
 
             def hopeless() -> bool:
@@ -216,8 +235,8 @@ class Processes:
                 return any([interrupted(), self._closing, dead, stopped.among(ranks)])
 
             for rank in ranks:
-                extra = {**self.devices.environment[rank], **self._variables()}
-                environment = rank_environment(rank, options.world_size, options.threads, extra)
+                extra = {**self.devices.environment[rank], **places.variables(rank)}
+                environment = rank_environment(rank, placement, places.threads(rank), extra)
                 light = {
                     "rank": rank,
                     "events": self.receiver.url,
@@ -230,7 +249,9 @@ class Processes:
                 self.receiver.expect_from_start(rank)
                 self.begin_last_words((rank,))
                 boot = [["ddp_notebook.rank.boot:start", light]]
-                self.cluster.launch(rank, environment, boot, partial(self._begun, rank))
+                begun, host = partial(self._begun, rank), placement.host(rank)
+                folder = places.folder_on(host)
+                self.cluster.launch(rank, environment, boot, begun, host, folder)
             missing = self.cluster.wait_for(ranks, options.timeout_s + 30.0, hopeless)
             if interrupted():
                 # A process that nobody waits for could register as an engine at any time later,
@@ -262,6 +283,8 @@ class Processes:
         """Return why no rank could have `options` in its process; empty when some can."""
         if other := options.other_kind(self.options):
             return f"{' and '.join(other)} changes what a process is"
+        if options.hosts and options.world_size != self.options.world_size:
+            return "another number of ranks has each on another host"
         if not self.fork_server.equals_a_new_one():
             return "packages, files, the environment or the module path have changed"
         if self.folder_gone or not self.output_folder.exists():
@@ -287,32 +310,6 @@ class Processes:
         label, now_ns = self.devices.labels[rank], time.monotonic_ns()
         self.record.hear((RankSpawned(rank=rank, pid=pid, device=label, heard_ns=now_ns),))
 
-    def _variables(self) -> dict[str, str]:
-        """Return what gloo and NCCL are to use: variables that the user has not set.
-
-        Where the ranks meet on the loopback interface, that one: both listen on the first other one
-        by default, where other hosts can connect. What torch's flight recorder writes of a hang,
-        after minutes, goes into the session's folder, and with it.
-        """
-        local = self.options.master_addr in ("127.0.0.1", "localhost", "::1")
-        interface = loopback_interface() if local else ""
-        wanted = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
-        if "nccl" in self.devices.backend:
-            wanted["TORCH_FR_DUMP_TEMP_FILE"] = str(self.folder / "log" / "nccl_trace_rank_")
-        return {name: value for name, value in wanted.items() if value and name not in os.environ}
-
-    def environment(self, ranks: Ranks) -> dict[str, str]:
-        """Environment variables of a script's processes besides the notebook's and torchrun's.
-
-        They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
-        """
-        devices = self.devices
-        gpus = ",".join(dict.fromkeys(devices.gpus[rank] for rank in ranks)) if devices.gpus else ""
-        # By the numbers that the ranks' own processes use.
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        visible = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": order} if gpus else {}
-        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._variables()}
-
     # -- the store ---------------------------------------------------------------------
 
     def open_store(self, of: str = "session") -> None:
@@ -323,8 +320,17 @@ class Processes:
         if of in self._stores:
             self._stores[of].close()
         self._need_folder("No store can be opened.")
-        host, port = self.options.master_addr, self.options.master_port if of == "session" else 0
-        opened = StoreProcess(self.fork_server, self.receiver, self.record, self.folder, host, port)
+        address = self.places.master_addr, self.options.master_port if of == "session" else 0
+        host = self.options.placement.hosts[0]
+        opened = StoreProcess(
+            self.fork_server,
+            self.receiver,
+            self.record,
+            self.folder,
+            address,
+            host,
+            self.places.folder_on(host),
+        )
         self._stores = {**self._stores, of: opened}  # another thread may look at the one before
 
     def store_address(self) -> tuple[str, int]:
@@ -364,6 +370,7 @@ class Processes:
         self._need_folder("No script can be started.")
         self.script = ScriptProcesses(
             self.fork_server,
+            self.options.placement,
             self.record,
             self.cluster,
             self.logs,
@@ -410,7 +417,7 @@ class Processes:
         else:
             self.fork_server.signal(pid, signal.SIGCONT)
         note = (
-            f"The {name} (pid {pid}) was stopped, by kill -STOP or a debugger. It was sent "
+            f"The {name} (pid {pid_of(pid)}) was stopped, by kill -STOP or a debugger. It was sent "
             "SIGCONT: without it nothing answers."
         )
         if note not in (notes := self.record.snapshot.notes):
@@ -421,9 +428,11 @@ class Processes:
     def stop(self, ranks: Ranks) -> None:
         """End the processes of `ranks`, to be launched again.
 
-        Raises SetupFailed if the session's folder was removed: new processes could not send events.
+        Raises SetupFailed if the session's folder was removed: new processes could not send events;
+        or if a host is not heard, which could start none.
         """
         self._need_folder("No rank was ended.")
+        self.places.need_heard(ranks)
         self.end_script()
         with deferred():
             for rank in ranks:
@@ -518,7 +527,7 @@ class Processes:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
         # Only in the folder that this session has made: at its path may be another one by now.
-        if self._held.is_there:
+        if self._held.is_there and not host_of(pid):  # on other hosts their agents do that
             # What the process made for itself alone: a new one makes its own.
             shutil.rmtree(multiprocessing_folder(self.folder, pid), ignore_errors=True)
             for path in self.output_folder.glob(f"*-{pid}-*"):
@@ -530,7 +539,7 @@ class Processes:
             exit_code=code,
             last_words=files.tail(self.log_file(rank), 4000, earlier),
             peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
-            oom_kills=out_of_memory.kills_since(self._oom_kills),
+            oom_kills=self._memory_kills.since(host_of(pid)),
             heard_ns=time.monotonic_ns(),
         )
         self.record.hear((exited,))
@@ -540,7 +549,7 @@ class Processes:
 
         Processes that the kernel has killed so far do not count for it either.
         """
-        self._oom_kills = out_of_memory.kills()
+        self._memory_kills.begin(self.options.placement)
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._earlier_bytes[rank] = self.log_file(rank).stat().st_size
@@ -552,7 +561,8 @@ class Processes:
             return
         # Nobody is left to tell which rank ended how, so the session as a whole is lost.
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
-        end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
+        own = (s.pid for s in self.record.snapshot.ranks if s.pid and not host_of(s.pid))
+        end_sessions(own)
         remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
 

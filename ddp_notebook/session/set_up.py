@@ -135,7 +135,7 @@ class SetUp:
             preflight.check_versions()
             devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
             if processes is None:
-                preflight.check_start(options.world_size)
+                preflight.check_start(options.world_size, far=bool(options.hosts))
             self._findings.begin(Found(SET_UP))
             if processes is not None and not self._pool.lost_reason and replace:
                 lacking = options.world_size - len(living(self._everyone, self._record.snapshot))

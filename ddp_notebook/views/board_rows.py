@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from ddp_notebook.launch.process_ids import pid_of
 from ddp_notebook.model import (
     Board,
     BoardRow,
@@ -15,6 +16,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     LineStopped,
+    Loading,
     Place,
     Ranks,
     RankState,
@@ -178,7 +180,7 @@ def _row(
         entering=state.entering,
         text=activity.text or "slower than the others" * (role is Role.LATE),
         device=state.device,
-        pid=state.pid,
+        pid=pid_of(state.pid),
         host=state.host,
         age_s=age_s,
         silent=silent,
@@ -302,7 +304,13 @@ def loading_text(snapshot: Snapshot) -> str:
     if loading is None:
         return ""
     seconds = max(0, snapshot.taken_ns - loading.since_ns) // 1_000_000_000
-    return f"Loading torch, once for all ranks: {seconds} s"
+    return f"{loading_what(loading)}: {seconds} s"
+
+
+def loading_what(loading: Loading) -> str:
+    """``Loading torch, once for all ranks``, or on other hosts how far each one is."""
+    hosts = ", ".join(f"{name} {at}" for name, at in loading.hosts.items())
+    return f"Starting hosts ({hosts})" if hosts else "Loading torch, once for all ranks"
 
 
 def state_word(state: RankState) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_notebook.launch.process_ids import pid_of
 from ddp_notebook.model import Board, Ranks, name_ranks
 from ddp_notebook.workshop.answers import (
     AS_IT_IS,
@@ -74,7 +75,7 @@ def _pid(answer: Any) -> str:
 def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
     """Each rank knows the pid of the next one; the board knows them all."""
     neighbour, board = answer
-    pids = {str(state.pid): state.rank for state in board.snapshot.ranks}
+    pids = {str(pid_of(state.pid)): state.rank for state in board.snapshot.ranks}
     for rank, value in neighbour.items():
         whose = pids.get(value)
         wanted = (rank + 1) % len(pids)

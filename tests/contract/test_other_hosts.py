@@ -19,6 +19,7 @@ from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import hosts as other_hosts
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.ssh_hosts import SSH_VARIABLE
 from ddp_notebook.rank.prepared import job_folder
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -31,7 +32,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     made = Hosts(folder)
-    monkeypatch.setenv(other_hosts.SSH_VARIABLE, f"ssh -F {made.config}")
+    monkeypatch.setenv(SSH_VARIABLE, f"ssh -F {made.config}")
     return made
 
 
@@ -177,7 +178,7 @@ def test_what_ssh_and_the_other_host_refuse_is_said_with_what_to_do(
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     monkeypatch.setattr(other_hosts, "_WITHIN_S", 1.0)
     assert "gpu07 gave no answer within 1 s" in _why_not("gpu07:7", monkeypatch, str(program))
-    monkeypatch.setenv(other_hosts.SSH_VARIABLE, "no-such-ssh")
+    monkeypatch.setenv(SSH_VARIABLE, "no-such-ssh")
     assert "no-such-ssh is not installed here" in _why_not("gpu07:7", monkeypatch)
 
 

@@ -57,6 +57,27 @@ INIT = "%ddp_init --world-size 4"
             "UsageError: --master-addr is an address without a port. Type: --master-addr 127.0.0.1 "
             "--master-port 29500",
         ),
+        (
+            "%ddp_init --hosts a:2,b:2 --world-size 3",
+            "UsageError: 3 ranks cannot be placed on 2 hosts that are to have 4 in all. "
+            "Type: --world-size 4",
+        ),
+        (
+            "%ddp_init --hosts=-oProxyCommand=x",
+            "UsageError: '-oProxyCommand=x' is no host: a name that ssh knows",
+        ),
+        (
+            "%ddp_init --hosts a --hostfile b",
+            "UsageError: Name the hosts by --hosts or by --hostfile: one of the two.",
+        ),
+        (
+            "%ddp_init --hostfile /nowhere/hosts",
+            "UsageError: --hostfile /nowhere/hosts: No such file or directory.",
+        ),
+        (
+            "%ddp_init --python /usr/bin/python3",
+            "UsageError: --python is for other hosts: it goes with --hosts.",
+        ),
         ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
         (
             "%%ddp\nx = 1",

@@ -382,7 +382,13 @@ def test_while_torch_is_loaded_every_view_says_so_with_a_clock() -> None:
     assert made.rows[0].since_ns == 5 * S and "its process is starting" not in made.rows[0].text
     assert "Loading torch, once for all ranks: 12 s" in board_view.text(made)
     assert "<progress aria-label" in board_view.html(made), "no share that would stall"
-    assert model.board_json(made, 0)["loading"] == {"since_us": 5_000_000}
+    what = "Loading torch, once for all ranks"
+    assert model.board_json(made, 0)["loading"] == {"what": what, "since_us": 5_000_000}
+    hosts = {"gpu01": "reached", "gpu02": "torch 40 %"}
+    far = board_of(BoardFacts(replace(snapshot, loading=Loading(5 * S, hosts=hosts))))
+    words = "Starting hosts (gpu01 reached, gpu02 torch 40 %)"
+    assert f"{words}: 12 s" in board_view.text(far)
+    assert model.board_json(far, 0)["loading"]["what"] == words
 
 
 def test_the_code_box_marks_the_line_that_raised_and_not_where_the_innocent_wait() -> None:

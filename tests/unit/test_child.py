@@ -7,7 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from ddp_notebook.launch.client import CalledProcess, ForkServerClient
+from ddp_notebook.launch.called_process import CalledProcess
+from ddp_notebook.launch.client import ForkServerClient
 
 CODE = """
 import os, sys, weakref

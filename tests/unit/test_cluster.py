@@ -114,6 +114,7 @@ def test_a_process_that_ends_before_its_start_is_told_leaves_a_dead_rank(tmp_pat
         return 77
 
     record, server = Record(), Mock()
+    server.question.return_value = None
     server.spawn, server.pid, server.peak_bytes = spawn, os.getpid(), {}
     record.begin(1)
     plan = plan_devices(1, "cpu", "gloo", (), ())

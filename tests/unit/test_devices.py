@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doctor_cases import MIB
 from nvml import FakeNvml, install
 
-from ddp_notebook.launch.devices import Gpu, gpus, visible_gpus
-from ddp_notebook.session.session_processes import Processes
+from ddp_notebook.launch.devices import DevicePlan, Gpu, gpus, visible_gpus
+from ddp_notebook.session import InitOptions
+from ddp_notebook.session.places import Places
 
 TWO = (("GPU-aa", "NVIDIA A", (523 * MIB, 81559 * MIB)), ("GPU-bb", "NVIDIA B, 8 GB", None))
 
@@ -71,14 +71,15 @@ def test_what_the_flight_recorder_writes_goes_with_the_session(
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    options = SimpleNamespace(master_addr="127.0.0.1")
-    session = SimpleNamespace(options=options, folder=tmp_path)
-    variables: Any = Processes._variables
 
-    session.devices = SimpleNamespace(backend="gloo")
-    assert variables(session).keys() == {*names[:2]}
-    session.devices = SimpleNamespace(backend="cpu:gloo,cuda:nccl")
-    assert variables(session)[names[2]] == f"{tmp_path}/log/nccl_trace_rank_"
+    def variables(backend: str) -> dict[str, str]:
+        nothing: Any = None
+        devices = DevicePlan(backend, ("cpu",))
+        return Places(InitOptions(), devices, nothing, nothing, tmp_path).variables(0)
+
+    assert variables("gloo").keys() == {*names[:2]}
+    on_gpus = "cpu:gloo,cuda:nccl"
+    assert variables(on_gpus)[names[2]] == f"{tmp_path}/log/nccl_trace_rank_"
     for name in names:
         monkeypatch.setenv(name, "the user's")
-    assert variables(session) == {}
+    assert variables(on_gpus) == {}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch import host_facts
 from ddp_notebook.launch.devices import DevicePlan, plan_devices
-from ddp_notebook.session import options
-from ddp_notebook.session.options import InitOptions, cores
+from ddp_notebook.launch.host_facts import cores
+from ddp_notebook.session.options import InitOptions
 
 
 def plan(
@@ -161,9 +162,9 @@ def test_a_containers_quota_limits_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     (tmp_path / "cpu.max").write_text(cpu_max)
-    monkeypatch.setattr(options, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(host_facts, "_CPU_MAX", tmp_path / "cpu.max")
     assert cores() == allowed
-    monkeypatch.setattr(options, "_CPU_MAX", tmp_path / "absent")
+    monkeypatch.setattr(host_facts, "_CPU_MAX", tmp_path / "absent")
     assert cores() == 4
 
 

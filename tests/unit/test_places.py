@@ -12,6 +12,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.cluster.channels import EventReceiver
+from ddp_notebook.launch.placement import place
 from ddp_notebook.model import (
     CellStarted,
     Event,
@@ -49,9 +50,8 @@ def script_on(
     record: Record, elsewhere: Any, folder: Path, ranks: tuple[int, ...]
 ) -> ScriptProcesses:
     """Make the processes of a script; `elsewhere` is all that they act on besides the record."""
-    return ScriptProcesses(
-        elsewhere, record, elsewhere, elsewhere, elsewhere, folder / "script", folder, ranks
-    )
+    others = (record, elsewhere, elsewhere, elsewhere, folder / "script", folder, ranks)
+    return ScriptProcesses(elsewhere, place(4, ()), *others)
 
 
 def test_a_scripts_processes_have_the_ranks_places_until_they_are_taken_back(
@@ -104,12 +104,13 @@ def test_a_script_is_ended_only_once_the_end_of_each_process_was_reported(
 ) -> None:
     """The next run would take a later report for the end of its own rank."""
     elsewhere = Mock()
+    elsewhere.question.return_value = None
     order, ended = list[str](), threading.Event()
     elsewhere.peak_bytes = {}
     script = script_on(record, elsewhere, tmp_path, (1,))
     elsewhere.spawn.side_effect = lambda spec, report, begun: begun(77)
     what = Script(4, 1, "train.py", "train.py", (), 1, Breakpoints(()))
-    script.start({1: what}, {1: {}}, {})
+    script.start({1: what}, {1: {}}, {}, lambda host: str(tmp_path))
     report = elsewhere.spawn.call_args.args[1]
 
     def report_slowly(events: Sequence[Event]) -> None:

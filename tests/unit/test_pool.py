@@ -95,9 +95,9 @@ def test_a_loss_that_is_known_late_is_not_the_loss_of_the_next_session(
     monkeypatch.setattr(pool, "_processes_class", lambda: Processes)
     monkeypatch.setattr(ranks, "warm_fork_server", lambda mode: None)
     nothing = cast(Any, None)
-    first = cast(Any, ranks.open(nothing, nothing, "fork"))
+    first = cast(Any, ranks.open(InitOptions(), nothing, "fork"))
     ranks.close("New ranks were started.")
-    second = cast(Any, ranks.open(nothing, nothing, "fork"))
+    second = cast(Any, ranks.open(InitOptions(), nothing, "fork"))
     closed.clear()
     first.lose("It ended.")
     assert not ranks.lost_reason and ranks.processes is second

@@ -124,7 +124,7 @@ for change in json.loads(sys.argv[1]):
     plan = SimpleNamespace(**{
         "rank": 1, "world_size": 3, "backend": "gloo", "init_method": "env", "timeout_s": 60.0,
         "master_addr": "127.0.0.1", "master_port": 29500, "store_path": "/tmp/p",
-        "store": "session", "settings": {}, "threads": 1, **change})
+        "store": "session", "settings": {}, "threads": 1, "local": None, **change})
     changes.apply(plan)
     came = settings.read(plan)
     try:

@@ -235,7 +235,7 @@ class Page {
     }
     if (ended) this.makeRoom();
     const { loading, run_us } = this.board;
-    const load = loading ? `Loading torch, once for all ranks: ${formatAge(now - loading.since_us)}` : "";
+    const load = loading ? `${loading.what}: ${formatAge(now - loading.since_us)}` : "";
     if (this.loading.textContent !== load) this.loading.textContent = load;
     const ran = run_us && this.state !== "ended" ? ` · ${formatAge(now - run_us)}` : "";
     if (this.clock.textContent !== ran) this.clock.textContent = ran;

@@ -318,7 +318,11 @@ def _read(e: RankReport, case: Case) -> _Reading | None:
 def _holders(e: RankReport, case: Case) -> str:
     """Return who else holds the memory of a rank's GPU, by torch's own words about it."""
     # In a container the driver may count processes otherwise: then no rank has such a number.
-    ranks = {other.process.pid: f"rank {other.rank}" for other in case.ranks}
+    ranks = {
+        other.process.pid: f"rank {other.rank}"
+        for other in case.ranks
+        if other.network.host == e.network.host
+    }
     words = re.findall(r"Process (\d+) has ([\d.]+ \wiB) memory in use", e.error.text)
     return ", ".join(f"{ranks.get(int(pid)) or f'process {pid}'} {size}" for pid, size in words)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
-from ddp_notebook.errors import SetupFailed
+from ddp_notebook import files
+from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.launch.addresses import LOOPBACK
+from ddp_notebook.launch.placement import HostSpec, parse_hosts
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
@@ -29,10 +33,14 @@ _FRESH = "Fresh ranks: %ddp_restart"
 
 
 def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
+    hosts = _hosts(args)
+    world_size = args.world_size
+    if world_size is None:
+        world_size = sum(host.ranks or 1 for host in hosts) or 4
     return start_ranks(
         ui,
         InitOptions(
-            world_size=args.world_size,
+            world_size=world_size,
             backend=args.backend,
             device=args.device,
             timeout_s=args.timeout,
@@ -44,12 +52,32 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
             launcher=args.launcher,
             threads_per_rank=args.threads_per_rank,
             store=args.store,
-            settings=parse_settings(args.set, args.world_size),
+            settings=parse_settings(args.set, world_size),
             step=args.step,
+            hosts=hosts,
+            python=args.python,
+            folder=args.folder,
+            give_up_after_s=args.give_up_after,
         ),
         replace=args.replace,
         place=args.board,
     )
+
+
+def _hosts(args: argparse.Namespace) -> tuple[HostSpec, ...]:
+    """Return the hosts that a user names. Raises UsageMistake."""
+    if args.hosts and args.hostfile:
+        raise UsageMistake("Name the hosts by --hosts or by --hostfile: one of the two.")
+    if args.hostfile:
+        try:
+            with files.opened(Path(args.hostfile).expanduser()) as stream:
+                return parse_hosts(stream.read(1 << 20).decode("utf-8", "replace"))
+        except OSError as error:
+            raise UsageMistake(f"--hostfile {args.hostfile}: {error.strerror}.") from None
+    alone = [name for name in ("python", "folder") if getattr(args, name)]
+    if alone and not args.hosts:
+        raise UsageMistake(f"--{alone[0]} is for other hosts: it goes with --hosts.")
+    return parse_hosts(args.hosts) if args.hosts else ()
 
 
 def start_ranks(
@@ -104,14 +132,20 @@ INIT = Verb(
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
         ("%ddp_init --world-size 2 --replace", "two ranks; 0 and 1 keep their variables"),
+        ("%ddp_init --hosts gpu01:4,gpu02:4", "eight ranks on two hosts that ssh reaches"),
     ),
     run=_init,
     options=(
-        Option("-n --world-size N", "number of ranks", default=4),
+        Option(
+            "-n --world-size N",
+            "number of ranks (default 4; with --hosts those that it names, one for a host without "
+            "a number)",
+            type=int,
+        ),
         Option("--backend", "auto: nccl when each rank has a GPU, else gloo", choices=BACKENDS),
         Option("--device", "auto: GPUs if there are any, else CPUs", choices=DEVICES),
         Option("--timeout S", "seconds that a stage of setup may wait", default=60.0),
-        Option("--master-addr ADDRESS", "where the store listens", default="127.0.0.1"),
+        Option("--master-addr ADDRESS", "where the store listens", default=LOOPBACK),
         Option("--master-port PORT", "its port (default: a free one)", default=0),
         Option(
             "--init-method",
@@ -133,6 +167,18 @@ INIT = Verb(
             choices=STORES,
         ),
         options.settings("1:MASTER_PORT=23457"),
+        Option(
+            "--hosts LIST",
+            "start the ranks on these hosts, by your ssh, each with so many of them: gpu01,gpu02:4",
+        ),
+        Option("--hostfile FILE", "a file that names them: a line each, such as gpu02 slots=4"),
+        Option("--python PATH", "the Python there (default: where this one is)"),
+        Option("--folder PATH", "the current folder there (default: as here, else the home)"),
+        Option(
+            "--give-up-after S",
+            "seconds after which a host ends its ranks when it hears nothing of the notebook",
+            default=120.0,
+        ),
         Option("--step", "pause before the first stage; %ddp_step continues"),
         Option(
             "--board",

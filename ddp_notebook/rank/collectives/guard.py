@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.launch.process_ids import own_process_id
 from ddp_notebook.model import at_place, collective_log
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
@@ -73,7 +73,9 @@ class Guard:
     """
 
     def __init__(self, process: RankProcess, number: int) -> None:
-        path = process.folder / f"guard-{os.getpid()}-{number}"
+        # Others look for it by this name. On another host a process may have the same pid, and its
+        # words are not ours: hence the number that holds among hosts.
+        path = process.folder / f"guard-{own_process_id()}-{number}"
         self._rank = process.rank
         self._folder = process.folder
         self._words = memoryview(mapped_file.make(path, _FILE_BYTES)).cast("Q")

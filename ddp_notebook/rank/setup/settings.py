@@ -32,7 +32,9 @@ class Settings:
         master = (plan.master_addr, plan.master_port) if plan.init_method != "file" else None
         # Rank 0 of a script's own init must not open a second store beside the session's.
         agent_store = plan.store == "session"
-        torchruns = torchrun_variables(plan.rank, plan.world_size, master, agent_store=agent_store)
+        torchruns = torchrun_variables(
+            plan.rank, plan.world_size, master, agent_store=agent_store, local=plan.local
+        )
         for name, value in torchruns.items():
             _set(name, value or None)
         _set("OMP_NUM_THREADS", str(plan.threads))

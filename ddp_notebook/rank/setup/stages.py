@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_notebook.launch.process_ids import own_process_id
 from ddp_notebook.model import (
     InitArguments,
     Stage,
@@ -112,7 +113,7 @@ class SetUp:
                 self._watched.init_calls.calls.inside = False
                 self._watched.sockets.setup_ended()
                 return False
-            device, pid = plan.device, os.getpid()
+            device, pid = plan.device, own_process_id()
             events.emit(StageFinished, stage=stage, detail=detail, device=device, pid=pid)
             bring_up.left.pop(0)
         if bring_up.left:

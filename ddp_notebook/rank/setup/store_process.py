@@ -6,10 +6,10 @@ outlives every rank. It listens on the address it is given and on no other.
 
 from __future__ import annotations
 
-import os
 import signal
 from datetime import timedelta
 
+from ddp_notebook.launch.process_ids import own_process_id
 from ddp_notebook.model import SESSION, StoreFailed, StoreOpened
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.setup.listening import explain, host_store
@@ -26,11 +26,11 @@ def main(url: str, source: str, host: str, port: int) -> None:
             StoreFailed,
             cause=why.cause,
             remedy=why.remedy,
-            pid=os.getpid(),
+            pid=own_process_id(),
             category=why.category,
         )
         events.close()
         return
-    events.emit(StoreOpened, host=host, port=store.port, pid=os.getpid())
+    events.emit(StoreOpened, host=host, port=store.port, pid=own_process_id())
     signal.pause()
     del store

@@ -14,6 +14,7 @@ from ddp_notebook.cluster.questions import with_reach
 from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.training.ledger import ledger
 from ddp_notebook.diagnosis.training.slow import slow_ranks
+from ddp_notebook.launch.host_facts import ProcessState
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -86,7 +87,11 @@ def gather(
     to_do, issued = asked(), collectives()
 
     def report(state: RankState) -> RankReport:
-        made = _report(state, answers.get(state.rank), state.rank in to_do)
+        answer = answers.get(state.rank)
+        process = ProcessState()
+        if state.status is not Status.DEAD and not isinstance(answer, RankReport):
+            process = cluster.process(state.pid)
+        made = _report(state, answer, process, has_something_to_do=state.rank in to_do)
         if state.rank in alive and state.rank not in answers and not cluster.can_ask(state.rank):
             made = _by_records(made, describe(state), issued.of.get(state.rank, ()))
         return _as_recorded(made, finished.get(state.rank))
@@ -167,7 +172,11 @@ def _not_done(case: Case, rank: int) -> tuple[int, ...]:
 
 
 def _report(
-    state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
+    state: RankState,
+    answer: RankReport | CannotAnswer | None,
+    process: ProcessState,
+    *,
+    has_something_to_do: bool,
 ) -> RankReport:
     """Return a rank's answer; if it is dead, silent or failed to answer, what the record has."""
     if state.status is Status.DEAD:
@@ -182,11 +191,11 @@ def _report(
             ),
         )
     if answer is None:
-        return silent(state)
+        return silent(state, process)
     if isinstance(answer, CannotAnswer):
-        unheard = silent(state)
-        process = replace(unheard.process, cannot_answer=answer.why)
-        return replace(unheard, doing=f"its observer failed: {answer.why}", process=process)
+        unheard = silent(state, process)
+        facts = replace(unheard.process, cannot_answer=answer.why)
+        return replace(unheard, doing=f"its observer failed: {answer.why}", process=facts)
     if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
     return answer

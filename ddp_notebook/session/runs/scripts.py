@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake, named_file
-from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.environment import (
     child_environment,
     torchrun_agents_variables,
@@ -21,7 +20,7 @@ from ddp_notebook.launch.environment import (
 )
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import calls
-from ddp_notebook.session.options import Settings, cores
+from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellRun, RunOptions
@@ -59,25 +58,27 @@ class ScriptRun(CellRun):
         self._what = what
         self._processes = processes
         self._environments: dict[int, dict[str, str]] = {}
+        self._files: dict[int, str] = {}
         self._leaves = options.wait == "forever" and not options.hold
         """A rank that needs a finished one loses its connection to it, and does not block."""
         self.breakpoints_of: Callable[[int], calls.Breakpoints] = lambda _: calls.Breakpoints(())
 
     def prepare(self) -> None:
         """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends."""
+        self._files = self._processes.places.files_of(self._what.file, self.ranks)
         self._environments, self.launch = _environments(self._what, self._processes, self.ranks)
 
     def send(self) -> Ranks:
         """Start the script's processes; no rank is unreachable."""
-        what, options = self._what, self._processes.options
+        what, processes, places = self._what, self._processes, self._processes.places
         scripts = {
             rank: calls.Script(
                 cell=self.cell,
                 number=self.number,
-                path=str(what.file),
+                path=self._files[rank],
                 name=what.called,
                 arguments=what.arguments,
-                threads=cores() if what.as_python else options.threads,
+                threads=(places.cores if what.as_python else places.threads)(rank),
                 breakpoints=self.breakpoints_of(rank),
                 paused=self.pausing,
                 leaves=self._leaves,
@@ -88,9 +89,10 @@ class ScriptRun(CellRun):
             )
             for rank in self.ranks
         }
-        started = self._processes.open_script(self.cell, self.ranks)
+        started = processes.open_script(self.cell, self.ranks)
         self.started_ranks = started.started_ranks
-        started.start(scripts, self._environments, what.placed.hosts if what.placed else {})
+        namespaces = what.placed.hosts if what.placed else {}
+        started.start(scripts, self._environments, namespaces, places.folder_on)
         return ()
 
     def end(self) -> CellResult:
@@ -176,27 +178,30 @@ def _environments(
         what = replace(what, settings=settings)
     if what.as_python:
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
-        common = processes.environment(tuple(range(processes.options.world_size)))
-        common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
-        common |= processes.devices.of_one_process()
-        made = {r: _environment({}, {**common, **what.settings.get(r, {})}) for r in ranks}
+        everyone, made = tuple(range(processes.options.world_size)), {}
+        for rank in ranks:
+            common = processes.places.environment(everyone, rank)
+            common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
+            common |= processes.devices.of_one_process()
+            made[rank] = _environment({}, {**common, **what.settings.get(rank, {})})
         return made, LaunchParameters(script=True)
-    host = processes.options.master_addr
     if what.placed is not None:
         address = what.placed.address
     elif what.store == "session":
         address = processes.fresh_store()
     else:
-        address = (host, free_port(host))
-    common, count = processes.environment(ranks), len(ranks)
+        address = processes.places.master_addr, processes.places.free_port(ranks[0])
+    count, among = len(ranks), processes.options.placement.among(ranks)
     agent = what.store == "session"
     # The ranks of a run are numbered from 0, whatever their numbers in the session.
     made = {
         rank: _environment(
-            common,
+            processes.places.environment(ranks, rank),
             {
-                **torchrun_variables(index, count, address, agent_store=agent),
-                **torchrun_agents_variables(index, count),
+                **torchrun_variables(
+                    index, count, address, agent_store=agent, local=among.local(index)
+                ),
+                **torchrun_agents_variables(index, count, among.group(index)),
                 **processes.devices.of_script(rank, index, count),
                 **what.settings.get(rank, {}),
             },

@@ -19,6 +19,7 @@ from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch import gpu_links
 from ddp_notebook.launch.gpu_links import Links
+from ddp_notebook.launch.host_facts import cores
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Event,
@@ -36,7 +37,7 @@ from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_group, check_name
-from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
+from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
 

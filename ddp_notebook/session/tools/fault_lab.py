@@ -125,6 +125,10 @@ class FaultLab:
             self._set_up.set_up(options)
             return
         settings: dict[int, dict[str, str]] = {}
+        if options.hosts:
+            raise UsageMistake(
+                "The lab's mistakes of setup are tried on one machine. Type: %ddp_init --replace"
+            )
         # Held until setup has failed: a port that is only known to be taken may be free by then.
         with socket.create_server((options.master_addr, 0)) as taken:
             for index, values in fault.settings.items():

@@ -7,10 +7,10 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Unread, VariableTable, name_ranks, said_by
 from ddp_notebook.rank import calls
@@ -210,15 +210,15 @@ class Values:
         processes = self._pool.need("%ddp_output")
         check_ranks((rank,), self._record.snapshot)
         if log:
+            logs: tuple[Path, ...] = (processes.log_file(rank),)
             if processes.script is not None and rank in processes.script.ranks:
-                return processes.script.log(rank)
-            return files.tail(processes.log_file(rank))
+                logs = processes.script.logs(rank)
+            return "".join(processes.places.text_of(rank, file) for file in logs)
         run = next((run for run in reversed(self._runs.all) if rank in run.ranks), None)
         if run is None:
             return ""
-        path = processes.output_file(rank, run.cell)
-        text = path.read_text("utf-8", "replace") if path.exists() else None
-        return with_tracebacks(run.events.written(rank) if text is None else text, run, rank)
+        text = processes.places.text_of(rank, processes.output_file(rank, run.cell))
+        return with_tracebacks(text or run.events.written(rank), run, rank)
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

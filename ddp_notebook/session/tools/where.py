@@ -25,7 +25,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
-from ddp_notebook.session.unresponsive import last_known, process_of
+from ddp_notebook.session.unresponsive import last_known
 from ddp_notebook.views import stack_tree
 from ddp_notebook.views.board_rows import BoardFacts, board_of, describe, stuck_note
 
@@ -70,7 +70,7 @@ class Where:
             if state.status is Status.DEAD:
                 stack = RankStack(rank, Doing(Activity.DEAD, text=describe(state)))
             elif answer is None:
-                text = last_known(state, process_of(state.pid)[0])
+                text = last_known(state, cluster.process(state.pid).state)
                 stack = RankStack(rank, Doing(Activity.SILENT, text=text))
             elif isinstance(answer, CannotAnswer):
                 text = f"its observer failed: {answer.why}"
