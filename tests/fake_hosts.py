@@ -105,9 +105,6 @@ class FakeHosts(HostsClient):
     def own(self, folder: Path) -> None:
         self.local.own(folder)
 
-    def on_loading(self, handler: Callable[[float], None]) -> None:
-        handler(1.0)
-
     def on_lost(self, handler: Callable[[], None]) -> None:
         self.local.on_lost(handler)
 

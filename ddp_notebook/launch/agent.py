@@ -7,7 +7,7 @@ listens at nothing beyond the session's folder. What it is told, and tells, over
     <- spawn tag, spec       -> spawned tag, pid | refused tag, why;  exited pid, code, peak_bytes
     <- signal pid, number    <- ask tag, name, arguments     -> answer tag, value
     <- open n, socket; data n; shut n                        -> data n; shut n
-    <- clock ns              -> clock ns, ns                 -> hello facts;  loading done;  ready
+    <- clock ns              -> clock ns, ns                 -> hello facts;  loading cpu_s;  ready
     -> event source          -> part name, begin             -> ending why
 """
 
@@ -153,11 +153,12 @@ class Agent:
         }
         self._send("hello", hello)
         self._wire.call(self._begin)
-        self._server.on_loading(lambda done: self._send("loading", done))
         self._server.ready.add_done_callback(self._loaded)
         self._server.on_lost(lambda: self._end("its process that starts ranks (fork server) ended"))
         threading.Thread(target=self._await_lifeline, name="ddp-lifeline", daemon=True).start()
         while not self.ended.wait(0.5):
+            if not self._server.ready.done():
+                self._send("loading", self._server.cpu_s())
             if self._wire.silent_s > self._settings["give_up_after_s"]:
                 self._end(f"the notebook was not heard for {self._wire.silent_s:.0f} s")
         self._send("ending", self._why)

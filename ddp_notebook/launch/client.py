@@ -183,13 +183,16 @@ class ForkServerClient:
             try:
                 return future.result(min(1.0, silent_s))
             except TimeoutError:
-                used_s = 0.0
-                with contextlib.suppress(psutil.Error):
-                    used_s = sum(psutil.Process(self.pid).cpu_times()[:2])
-                if used_s != seen_s:
+                if (used_s := self.cpu_s()) != seen_s:
                     seen_s, since_s = used_s, time.monotonic()
                 elif time.monotonic() - since_s > silent_s:
                     raise
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the server has used, by which one sees that it loads torch."""
+        with contextlib.suppress(psutil.Error):
+            return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
+        return 0.0
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,8 +81,8 @@ class _FarHost:
         self.hello: Future[Hello] = Future()
         self.loaded: Future[None] = Future()
         """Done when it has torch loaded."""
-        self.loading = 0.0
-        """The share of torch that it has loaded."""
+        self.loading_cpu_s = 0.0
+        """The CPU time that its fork server has used so far to load torch."""
         self.lost = ""
         """Why it can start nothing any more; empty while it can."""
         self._number = number
@@ -227,11 +228,12 @@ class _FarHost:
             case "exited", [int(pid), int(code), int(peak_bytes)]:
                 self._peak_bytes[process_id(self._number, pid)] = peak_bytes
                 self._work.put(lambda: self._exited(pid, code))
-            case "loading", [float(done) | int(done)]:
-                self.loading = float(done)
-                self._seen(f"torch {int(100 * done)} %")
+            case "loading", [float(cpu_s) | int(cpu_s)]:
+                if not self.loading_cpu_s:
+                    self._seen("loads torch")
+                self.loading_cpu_s = float(cpu_s)
             case "ready", []:
-                self.loading = 1.0
+                self._seen("ready")
                 with contextlib.suppress(InvalidStateError):
                     self.loaded.set_result(None)
             case "clock", [int(sent_ns), int(there_ns)]:
@@ -397,7 +399,6 @@ class HostsClient:
         }
         self._far: dict[int, _FarHost] = {}
         self._far_peak_bytes: dict[int, int] = {}
-        self._on_loading: Callable[[float], None] = lambda done: None
 
     # -- as ForkServerClient -------------------------------------------------------------
 
@@ -454,7 +455,7 @@ class HostsClient:
             try:
                 return future.result(min(1.0, silent_s))
             except TimeoutError:
-                now = [host.loading for host in self._far.values()]
+                now = [host.loading_cpu_s for host in self._far.values()]
                 if now != seen:
                     seen, since_s = now, time.monotonic()
                 elif time.monotonic() - since_s > scaled_for_load(silent_s):
@@ -463,11 +464,6 @@ class HostsClient:
     def own(self, folder: Path) -> None:
         """Have this folder removed here when this process is gone."""
         self.local.own(folder)
-
-    def on_loading(self, handler: Callable[[float], None]) -> None:
-        """Call `handler` with the share of torch that the slowest host has loaded."""
-        self._on_loading = handler
-        handler(min([host.loading for host in self._far.values()], default=0.0))
 
     def on_lost(self, handler: Callable[[], None]) -> None:
         """Call `handler` when the notebook's own fork server is gone."""
@@ -521,17 +517,10 @@ class HostsClient:
             },
         }
 
-        def see(number: int) -> Callable[[str], None]:
-            def told(at: str) -> None:
-                seen(number, at)
-                self._on_loading(min(host.loading for host in tuple(self._far.values())))
-
-            return told
-
         try:
             for number, spec in enumerate(self.hosts, 1):
                 self._far[number] = _FarHost(
-                    number, spec.name, folder, settings, see(number), self._far_peak_bytes
+                    number, spec.name, folder, settings, partial(seen, number), self._far_peak_bytes
                 )
             hellos = {host.hello: host for host in self._far.values()}
             done, missing = wait(hellos, scaled_for_load(timeout_s), FIRST_EXCEPTION)
@@ -554,7 +543,6 @@ class HostsClient:
             if error := loaded.exception():
                 self.ready.set_exception(error)
             elif all(host.loaded.done() for host in self._far.values()):
-                self._on_loading(1.0)
                 self.ready.set_result({})
 
     def hello(self, host: int) -> Hello:

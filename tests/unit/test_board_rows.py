@@ -384,9 +384,9 @@ def test_while_torch_is_loaded_every_view_says_so_with_a_clock() -> None:
     assert "<progress aria-label" in board_view.html(made), "no share that would stall"
     what = "Loading torch, once for all ranks"
     assert model.board_json(made, 0)["loading"] == {"what": what, "since_us": 5_000_000}
-    hosts = {"gpu01": "reached", "gpu02": "torch 40 %"}
+    hosts = {"gpu01": "reached", "gpu02": "loads torch"}
     far = board_of(BoardFacts(replace(snapshot, loading=Loading(5 * S, hosts=hosts))))
-    words = "Starting hosts (gpu01 reached, gpu02 torch 40 %)"
+    words = "Starting hosts (gpu01 reached, gpu02 loads torch)"
     assert f"{words}: 12 s" in board_view.text(far)
     assert model.board_json(far, 0)["loading"]["what"] == words
 
