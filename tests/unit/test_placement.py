@@ -118,7 +118,7 @@ def test_more_ranks_than_a_machine_holds_are_refused() -> None:
         ({"init_method": "file"}, "all hosts see"),
         ({"launcher": "process"}, "leave --launcher out"),
         ({"give_up_after_s": 1.0}, "10 or more"),
-        ({"world_size": 0}, "makes no sense"),
+        ({"world_size": 0}, "is too small"),
     ],
 )
 def test_options_that_cannot_be_on_other_hosts_are_refused(
