@@ -99,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
         help="run the tutorial here, without a browser, and print its main results",
     )
     demo.add_argument("--no-browser", action="store_true", help="start JupyterLab, open no browser")
+    demo.add_argument(
+        "--at", type=int, default=1, metavar="N", help="open notebook N, such as 5 (default 1)"
+    )
+    demo.add_argument(
+        "--no-solutions", action="store_true", help="for a class: leave out solutions and guide"
+    )
     doctor = commands.add_parser(
         "doctor",
         help="check whether DDP can work here, and how to fix what is wrong",
@@ -145,7 +151,10 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
             f"The demo needs {' and '.join(missing)}, which this Python does not have. "
             f'Type: {sys.executable} -m pip install "ddp-notebook[demo]"'
         )
-    tutorial = copy_notebooks(args.dir)[0]
+    copies = copy_notebooks(args.dir, solutions=not args.no_solutions)
+    if not 1 <= args.at <= len(copies):
+        raise UsageMistake(f"There is no notebook {args.at}: --at takes 1 to {len(copies)}.")
+    tutorial = copies[args.at - 1]
     if args.headless:
         return _run_headless(tutorial)
     from jupyterlab.labapp import LabApp
@@ -204,10 +213,11 @@ def _layout(folder: Path) -> Path:
     return workspaces
 
 
-def copy_notebooks(folder: Path) -> list[Path]:
+def copy_notebooks(folder: Path, *, solutions: bool = True) -> list[Path]:
     """Copy the notebooks into `folder` and say so; the copies in order. Keeps existing ones.
 
-    The solutions and the instructor's guide are copied along without a line printed.
+    Their drawings, the reference, the solutions and the instructor's guide are copied along without
+    a line printed, the last two if `solutions`.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageMistake(f"{folder} is a file. Name a folder: ddp-notebook demo --dir my-demo")
@@ -215,7 +225,11 @@ def copy_notebooks(folder: Path) -> list[Path]:
     package = _notebooks_folder()
     notebooks = sorted(package.glob("*.ipynb"))
     # A learner's own work in an existing copy is never overwritten.
-    pages = [page for page in sorted(package.rglob("*.md")) if "book" not in page.parts]
+    pages = sorted((*package.glob("*.md"), *package.glob("images/*.svg")))
+    if solutions:
+        pages += sorted(package.glob("solutions/*.md"))
+    else:
+        pages.remove(package / "INSTRUCTOR.md")
     kept = 0
     for source in (*notebooks, *pages):
         copy = folder / source.relative_to(package)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -49,6 +50,23 @@ def test_the_tutorials_are_copied_into_a_new_folder(tmp_path: Path) -> None:
     assert all(copy.exists() for copy in copies)
     assert (copies[0].parent / "INSTRUCTOR.md").exists()
     assert (copies[0].parent / "solutions" / copies[0].with_suffix(".md").name).exists()
+
+
+def test_a_class_gets_the_drawings_and_no_solutions(tmp_path: Path) -> None:
+    copies = __main__.copy_notebooks(tmp_path, solutions=False)
+    assert not (tmp_path / "solutions").exists()
+    assert not (tmp_path / "INSTRUCTOR.md").exists()
+    for copy in copies:
+        for drawing in re.findall(r"\]\((images/[^)]+)\)", copy.read_text("utf-8")):
+            assert (tmp_path / drawing).exists(), copy.name
+
+
+def test_a_notebook_that_there_is_not_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(["demo", "--at", "13"]) == __main__.WRONG_USAGE
+    assert "There is no notebook 13: --at takes 1 to 12." in capsys.readouterr().err
 
 
 def test_a_notebook_that_is_there_is_kept_and_it_says_so(
