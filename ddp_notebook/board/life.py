@@ -1,4 +1,4 @@
-"""What the ranks' processes use, for the live board: sampled by the kernel, once a second.
+"""The resources of the ranks' processes, for the live board: sampled by the kernel, once a second.
 
 From /proc, as psutil reads it: a rank does nothing for it, and a blocked one is sampled as well.
 The value of a loss is not among it: to read one makes a rank wait for its GPU.
@@ -33,7 +33,7 @@ class _Process:
     gpu_bytes: int = 0
 
     def sample(self, steps: float, gpu_bytes: int) -> None:
-        """Look at it once more."""
+        """Look at it again."""
         # Since it was last looked at; of the first time it is not known since when.
         self.cpu.append(self.of.cpu_percent())
         self.steps.append(steps)
@@ -41,7 +41,7 @@ class _Process:
 
 
 class Life:
-    """Samples processes while somebody watches. For one thread at a time."""
+    """Samples processes while a page watches. For one thread at a time."""
 
     def __init__(self) -> None:
         self._taken_s = 0.0
@@ -81,7 +81,7 @@ class Life:
 
 
 def _words(processes: Sequence[_Process]) -> str:
-    """What they use: the means of their steps and cores, the sums of their memory.
+    """Return their use: the means of their steps and cores, the sums of their memory.
 
     One line under the rows has room for one row of bars; the words of a single row have more.
     """

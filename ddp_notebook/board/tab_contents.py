@@ -275,7 +275,7 @@ _CONTENTS = {
     "output": ("console",),
     "history": ("history",),
 }
-"""What each tab of the page shows."""
+"""The content of each tab of the page."""
 _ASKING = ("stack", "variables")
 """The contents for which the ranks are asked."""
 _SETTLED_S = 0.25

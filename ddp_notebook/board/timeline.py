@@ -254,7 +254,7 @@ class Timeline:
         return self._cuts
 
     def parted(self, ranks: Ranks) -> dict[str, list[tuple[int, int]]]:
-        """Where `ranks` parted from those that wait, each a rank and a time; empty if none waits.
+        """Where `ranks` diverged from those that wait, each a rank and a time; empty if none waits.
 
         ``at`` is when each was done with the last collective that it shared with them; ``link``
         joins what should have met: what the others wait in, and what it issued instead.
@@ -378,7 +378,7 @@ class Timeline:
 
 
 def parted(timeline: Timeline, diagnosis: Diagnosis | None) -> dict[str, list[tuple[int, int]]]:
-    """Where the ranks of the first finding parted from the others, unless that may pass."""
+    """Where the ranks of the first finding diverged from the others, unless that may pass."""
     found = diagnosis.findings[:1] if diagnosis is not None else ()
     return timeline.parted(found[0].ranks) if found and not found[0].passing else {}
 

@@ -51,7 +51,7 @@ _LARGEST_SETTINGS = 1 << 20
 _EVENTS_AT_ONCE, _EVENTS_KEPT = 64, 5000
 """Messages of events."""
 _LEAST_FREE_BYTES, _LEAST_FILES = 1 << 26, 100
-"""What a session's folder needs at least."""
+"""The least that a session's folder needs."""
 _NOT_PASSED_ON = ("IPP_", "SLURM_", "OMPI_", "PMIX_", "SSH_")
 """How the names of variables begin that say where *this* process was started."""
 
@@ -160,7 +160,7 @@ class Agent:
             if not self._server.ready.done():
                 self._send("loading", self._server.cpu_s())
             if self._wire.silent_s > self._settings["give_up_after_s"]:
-                self._end(f"the notebook was not heard for {self._wire.silent_s:.0f} s")
+                self._end(f"the notebook was last seen {self._wire.silent_s:.0f} s ago")
         self._send("ending", self._why)
         self._server.close()
         # Where the fork server was killed, what its children have started is left to this process.

@@ -1,4 +1,4 @@
-"""What a machine is asked about itself and its processes.
+"""Questions to a machine about itself and its processes.
 
 One table, `QUESTIONS`: the session asks the notebook's own machine by calling it, and another host
 through its agent, since /proc, control groups and files are there. Answers are JSON. Pids here are

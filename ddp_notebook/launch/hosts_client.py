@@ -93,17 +93,17 @@ class _FarHost:
         self._lock = threading.Lock()
         self._tags = itertools.count()
         self._asked: dict[int, Future[Any]] = {}
-        """What it is to answer yet, spawns too."""
+        """Its open questions, spawns too."""
         self._children: dict[int, _Child] = {}
         self._ended: dict[int, int] = {}
         """The exit codes of processes whose handlers are not known yet."""
         self._clocks: deque[tuple[int, int]] = deque(maxlen=_CLOCKS_KEPT)
-        """Of the last messages there and back: how long each took, and the offset by it."""
+        """The last messages there and back: how long each took, and the offset by it."""
         self._facts: dict[str, Any] = {}
         self._events: Any = None
         self._context: Any = zmq.Context()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """What is called on a thread that may wait for this host."""
+        """Calls for the thread that may wait for this host."""
         key = secrets.token_bytes(32)
         name_here = f"ddp-{secrets.token_hex(8)}"
         self._settings = {
@@ -327,12 +327,12 @@ class _FarHost:
 
     @property
     def silent_s(self) -> float:
-        """For how long it was not heard."""
+        """The time since it was last seen."""
         return self._wire.silent_s
 
     def _look_after(self) -> None:
         if self.silent_s > self._give_up_after_s:
-            self.lose(f"it was not heard for {self.silent_s:.0f} s")
+            self.lose(f"it was last seen {self.silent_s:.0f} s ago")
             self.ssh.hang_up()
         else:
             self._wire.call(self._look_after, after_s=SILENT_S)
@@ -356,7 +356,7 @@ class _FarHost:
             self._work.put(lambda child=child: self._end_child(child, -signal.SIGKILL))  # type: ignore[misc]
 
     def begin_to_close(self) -> None:
-        """Have everything there end; nobody is told."""
+        """End everything there without telling its callers."""
         with self._lock:
             self._closing = True
             self._children.clear()
@@ -486,7 +486,7 @@ class HostsClient:
     def question(self, host: int, name: str, **arguments: Any) -> Any:
         """Ask a host one of `host_facts.QUESTIONS`; None where it does not answer in 2 s.
 
-        At once while it is not heard.
+        At once while it is silent.
         """
         if not host:
             return self.local.question(host, name, **arguments)
@@ -550,7 +550,7 @@ class HostsClient:
         return self._far[host].said()
 
     def silent_s(self, host: int) -> float:
-        """Return for how long nothing has been heard of a host; 0 for the notebook's own."""
+        """Return the time since a host was last seen; 0 for the notebook's own."""
         far = self._far.get(host)
         return far.silent_s if far is not None else 0.0
 
@@ -563,4 +563,4 @@ class HostsClient:
 
 
 ProcessStarter = ForkServerClient | HostsClient
-"""What starts the processes of a session."""
+"""The starter of a session's processes."""

@@ -27,7 +27,7 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a host's agent says of its machine, once, when it is there."""
+    """The facts that a host's agent sends of its machine, once, when it is there."""
 
     name: str
     """The machine's own name (gethostname), which may differ from what the user calls it."""
@@ -37,11 +37,11 @@ class Hello:
     product: str
     cores: int
     memory_bytes: int
-    """What new processes may take."""
+    """The memory that new processes may take."""
     gpus: tuple[str, ...]
     """The GPUs that ranks may use there, as `devices.visible_gpus` gives them."""
     for_gpus: bool
-    """Whether torch was built for GPUs there."""
+    """True where torch was built for GPUs there."""
     address: str
     """The address at which it was reached; empty where that is not known."""
     folder: str
@@ -51,7 +51,7 @@ class Hello:
     shared_folder: bool
     """The notebook's current folder is there too, and is the same."""
     clock_offset_ns: int
-    """What is added to its monotonic clock to have the notebook's."""
+    """The difference that is added to its monotonic clock to have the notebook's."""
     limits: str
     """Why the ranks placed there cannot start; empty where they can."""
 

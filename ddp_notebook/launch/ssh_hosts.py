@@ -52,7 +52,7 @@ else:
 _PYTHON_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec python3 "$@"'
 """The script of the shell there: the notebook's own Python, as hosts may share a file system."""
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
-"""Of the ports there: the system gives others to connections."""
+"""The ports that are tried there: the system gives others to connections."""
 _random = random.SystemRandom()
 
 
@@ -142,7 +142,7 @@ class Ssh:
 
     @property
     def last(self) -> str:
-        """The last line that is not the agent's; empty if there is none."""
+        """The last line that is not the agent's, or empty."""
         return self._last[-1].rstrip(".") if self._last else ""
 
     @property

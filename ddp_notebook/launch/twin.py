@@ -30,16 +30,16 @@ SOCKET = re.compile(r"(script-\d{1,9}/)?ask-\d{1,5}")
 """The names of all files that pass, in the session's folder: what an agent names is no path."""
 _BLOCK_BYTES = 1 << 14
 _PIECE_BYTES = 1 << 10
-"""Of a block in which something has changed, what is sent begins and ends at such pieces."""
+"""The pieces at which the sent part of a changed block begins and ends."""
 _BEHIND = 256
 """So many collectives before the newest may still be marked as done; others are looked for later,
 when everything is compared."""
 _LATEST_TEXT_BYTES = 1 << 18
-"""Of a text that grows faster than it can be sent, the latest; readers look at its end."""
+"""The latest part of a text that grows faster than it can be sent; readers look at its end."""
 _LARGEST_TEXT_BYTES = 1 << 40
 _READ_BYTES = 1 << 16
 _MOST_KEPT_BYTES = 1 << 25
-"""What may wait for a reader of a connection: the largest answer, and some."""
+"""The most that may wait for a reader of a connection: the largest answer, and some."""
 _TRIED_FOR_S, _TRIED_EACH_S = 1.0, 0.01
 """A new process listens soon after it was started."""
 
@@ -185,7 +185,7 @@ class Connections:
         """Called before anything that was read is sent."""
         self._open: dict[int, socket.socket] = {}
         self._kept: dict[int, bytearray] = {}
-        """What the readers of connections have not taken yet."""
+        """The bytes that the readers of connections have not taken yet."""
         self._ending: set[int] = set()
         """Connections that the other end has ended; they stay until all is taken."""
         self._listeners: dict[str, socket.socket] = {}
@@ -223,7 +223,7 @@ class Connections:
     # -- there -----------------------------------------------------------------------------
 
     def open(self, number: int, name: str, tries_until_s: float = 0.0) -> None:
-        """Connect to the socket `name` of this folder; soon, while nobody listens there yet."""
+        """Connect to the socket `name` of this folder; soon, while no process listens there yet."""
         if not SOCKET.fullmatch(name):
             raise ValueError(f"no socket of a session: {name!r:.100}")
         now_s = time.monotonic()

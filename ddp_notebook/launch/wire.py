@@ -32,9 +32,9 @@ BEAT_S = 0.25
 AGAIN_S, AGAIN_AT_MOST_S = 1.0, 4.0
 """After so long without an acknowledgement it is sent again; each time later."""
 SILENT_S = 1.0
-"""Who was not heard for so long is cut off, or has ended."""
+"""After so long a silence the other end is cut off, or has ended."""
 _HEAD = struct.Struct("!QQ")
-"""A packet's number, 0 for one that only acknowledges, and the last number that was heard."""
+"""A packet's number, 0 for one that only acknowledges, and the last number that arrived."""
 _SIGNATURE_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _READS_AT_ONCE = 64
@@ -60,7 +60,7 @@ class Stream:
         self._beat_s = self._progress_s = self._again_at_s = now_s
         self._again_s = AGAIN_S
         self.heard_s = now_s
-        """When the other end was last heard."""
+        """When the other end was last seen."""
 
     @property
     def full(self) -> bool:
@@ -196,7 +196,7 @@ class Wire:
 
     @property
     def silent_s(self) -> float:
-        """For how long the other end was not heard."""
+        """The time since the other end was last seen."""
         return time.monotonic() - self._stream.heard_s
 
     @property

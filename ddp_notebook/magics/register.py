@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from ddp_notebook import __version__, files
+from ddp_notebook import files
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.replay_board import may_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
@@ -56,7 +56,7 @@ def load(shell: Any) -> None:
     # Nothing where IPython's configuration loads it, before any cell.
     if len(ui.variables.get("In", ())) > 1:
         ui.say(
-            f"ddp_notebook {__version__}: %ddp_init -n 4 starts four ranks · "
+            f"ddp_notebook {preflight.loaded_version}: %ddp_init -n 4 starts four ranks · "
             "%ddp_tour names five things to try"
         )
 

@@ -1,4 +1,4 @@
-"""What a session needs to know of the hosts that its ranks are on, once their agents are there.
+"""The facts that a session needs of the hosts that its ranks are on, once their agents are there.
 
 Where the ranks meet, over which interface, what each host has, and what the user is told of it.
 """

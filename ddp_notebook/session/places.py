@@ -1,4 +1,4 @@
-"""What a rank has by the place that it is at: this machine, or another host."""
+"""The properties of a rank's place: this machine, or another host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_notebook.session.options import InitOptions
 
 _MOST_TEXT_BYTES = 1 << 28
 _SILENT_S = 3.0
-"""A host that lives is heard each second."""
+"""A host that lives is seen each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Places:
         return data.decode("utf-8", "replace")
 
     def need_heard(self, ranks: Ranks) -> None:
-        """Raise SetupFailed where a host of `ranks` is not heard."""
+        """Raise SetupFailed where a host of `ranks` is silent."""
         starter, placement = self.starter, self.options.placement
         if not isinstance(starter, HostsClient):
             return
@@ -145,8 +145,8 @@ class Places:
             name, silent_s = placement.name(host), starter.silent_s(host)
             if silent_s > _SILENT_S:
                 raise SetupFailed(
-                    f"Host {name} has not been heard for {silent_s:.0f} s: its link is cut, or it "
+                    f"Host {name} was last seen {silent_s:.0f} s ago: its link is cut, or it "
                     f"is down. No rank was ended. Look: ssh {name} true. Its ranks go on if it is "
-                    f"heard again within {self.options.give_up_after_s:g} s. To go on without it: "
+                    f"seen again within {self.options.give_up_after_s:g} s. To go on without it: "
                     "%ddp_init --replace --hosts, with the others"
                 )

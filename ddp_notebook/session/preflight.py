@@ -325,7 +325,8 @@ def _installed_version() -> str:
 
 
 _PACKAGE = Path(__file__).parents[1]
-_loaded_version = _installed_version()
+loaded_version = _installed_version()
+"""The version of this package that this process runs; empty where that is not known."""
 
 
 def check_package() -> None:
@@ -334,9 +335,9 @@ def check_package() -> None:
     The two would not understand each other's messages.
     """
     installed = _installed_version()
-    if installed and installed != _loaded_version:
+    if installed and installed != loaded_version:
         raise UsageMistake(
             f"ddp_notebook {installed} was installed after this kernel had loaded "
-            f"{_loaded_version}, and the two do not work together. Restart the kernel, then type "
+            f"{loaded_version}, and the two do not work together. Restart the kernel, then type "
             "%load_ext ddp_notebook"
         )

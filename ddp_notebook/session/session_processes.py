@@ -169,7 +169,7 @@ class Processes:
 
     @property
     def places(self) -> Places:
-        """What each rank has by its place."""
+        """The properties of each rank's place."""
         return Places(self.options, self.devices, self.fork_server, self.far, self.folder)
 
     @property
@@ -429,7 +429,7 @@ class Processes:
         """End the processes of `ranks`, to be launched again.
 
         Raises SetupFailed if the session's folder was removed: new processes could not send events;
-        or if a host is not heard, which could start none.
+        or if a host is silent, which could start none.
         """
         self._need_folder("No rank was ended.")
         self.places.need_heard(ranks)
