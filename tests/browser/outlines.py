@@ -28,6 +28,9 @@ VARIES = (
     (re.compile(r"MASTER_PORT=\d+"), "MASTER_PORT=N"),
     (re.compile(r"\bpid \d+"), "pid N"),
     (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "HOST"),
+    # Sampled once a second while the board is watched, so not there at first.
+    (re.compile(r"\n *- text: CPU [▁-█\d].*"), ""),
+    (re.compile(r"'?(listitem \"[^\"\n]*HOST)[^\"\n]*CPU [▁-█\d][^\"\n]*\"'?"), r'\1"'),
 )
 
 CONTRASTS = """el => {
