@@ -131,7 +131,7 @@ def test_after_an_abort_a_live_model_trains_on_with_right_gradients(ranks2: Sess
     with ThreadPoolExecutor(1) as pool:
         source = "if rank == 0: net(batch()).sum().backward()\n"
         hung = pool.submit(ranks2.run_cell, source, wait="forever")
-        eventually(lambda: ranks2.why().doing[0].startswith("waits"), 10, "rank 0 in backward")
+        eventually(lambda: ranks2.why().doing[0].startswith("waiting"), 10, "rank 0 in backward")
         ranks2.abort()
         hung.result(10)
     result = ranks2.run_cell(

@@ -190,7 +190,7 @@ def test_a_wrap_is_stepped_to_a_stage_by_the_verb_that_steps_set_up(ranks2: Sess
     with pytest.raises(UsageMistake, match="takes every rank"):
         ranks2.step((0,), to="broadcast")
     assert ranks2.step(to="broadcast").title == "model: passed stage 2/4, broadcast"
-    with pytest.raises(UsageMistake, match="passed already"):
+    with pytest.raises(UsageMistake, match="has already passed"):
         ranks2.step(to="broadcast")
     assert ranks2.step(to="end").title == "model is a DistributedDataParallel on ranks 0 and 1"
 

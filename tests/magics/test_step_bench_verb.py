@@ -46,7 +46,7 @@ def test_training_steps_are_measured_shown_returned_and_exported(
         ("%ddp_bench --model no-name", "UsageError: 'no-name' is not the name of a variable."),
         (
             "%ddp_bench --model net",
-            "UsageError: net cannot be measured (ranks 0 and 1: there is no",
+            "UsageError: net cannot be measured (ranks 0 and 1: this rank has no",
         ),
         (
             "%ddp_bench --model net --op broadcast",
