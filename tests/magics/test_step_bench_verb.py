@@ -73,7 +73,7 @@ def test_training_steps_are_measured_shown_returned_and_exported(
     assert (wire["model"], wire["world_size"], rows[0]["world_size"]) == ("net", 1, "1")
     assert "</svg>" in (tmp_path / "steps.svg").read_text()
     said_so = said(shell, capsys, f"{call} --export {tmp_path}/steps.txt")
-    assert "ends in one of .json, .csv, .png" in said_so
+    assert "use .json, .csv, .png" in said_so
 
 
 def test_the_steps_so_far_are_shown_while_they_are_measured() -> None:
