@@ -17,6 +17,7 @@ from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.tab_contents import TabFeed
 from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns, parted
 from ddp_notebook.errors import DDPError
+from ddp_notebook.launch.process_ids import host_of
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -344,7 +345,9 @@ class LiveBoard:
         now_s = time.monotonic()
         watched = self.cell_runs or now_s < self._watched_until_s
         # Nobody watches: nothing is sampled.
-        pids = {each.pid: each.rank for each in snapshot.ranks if each.pid} if watched else {}
+        # Those of other hosts cannot be seen from here.
+        here = [each for each in snapshot.ranks if watched and each.pid and not host_of(each.pid)]
+        pids = {each.pid: each.rank for each in here}
         life = self._life.sample(pids, timeline, self._source.gpu_held)
         # A page that watches gets a message this often; without one it reports that the kernel is
         # gone.

@@ -66,6 +66,19 @@ def _what_a_server_starts_from() -> list[Any]:
     return [*sys.path, *(v for v in variables if not v.startswith(left_out)), *changed, *limits]
 
 
+def result_while_busy(future: Future[T], cpu_s: Callable[[], float], silent_s: float) -> T:
+    """Wait for a result. Raises TimeoutError once `cpu_s()` has not changed for `silent_s`."""
+    seen_s, since_s = -1.0, time.monotonic()
+    while True:
+        try:
+            return future.result(min(1.0, silent_s))
+        except TimeoutError:
+            if (used_s := cpu_s()) != seen_s:
+                seen_s, since_s = used_s, time.monotonic()
+            elif time.monotonic() - since_s > silent_s:
+                raise
+
+
 class ForkServerClient:
     """One fork server, started on construction and warm when `ready` is done.
 
@@ -178,15 +191,7 @@ class ForkServerClient:
         From a cold disk torch may load for minutes, and the server answers between two imports: so
         the limit counts from when it last used the CPU, in seconds.
         """
-        seen_s, since_s = -1.0, time.monotonic()
-        while True:
-            try:
-                return future.result(min(1.0, silent_s))
-            except TimeoutError:
-                if (used_s := self.cpu_s()) != seen_s:
-                    seen_s, since_s = used_s, time.monotonic()
-                elif time.monotonic() - since_s > silent_s:
-                    raise
+        return result_while_busy(future, self.cpu_s, silent_s)
 
     def cpu_s(self) -> float:
         """Return the CPU time that the server has used, by which one sees that it loads torch."""

@@ -29,7 +29,7 @@ import zmq
 
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed
 from ddp_notebook.launch import twin
-from ddp_notebook.launch.client import ExitHandler, ForkServerClient
+from ddp_notebook.launch.client import ExitHandler, ForkServerClient, result_while_busy
 from ddp_notebook.launch.placement import Hello, HostSpec
 from ddp_notebook.launch.process_ids import host_of, pid_of, process_id
 from ddp_notebook.launch.ssh_hosts import Ssh, tunneled
@@ -450,16 +450,11 @@ class HostsClient:
 
     def result_of(self, future: Future[T], silent_s: float) -> T:
         """Wait for what a host answers. Raises TimeoutError, but not while it makes progress."""
-        seen, since_s = None, time.monotonic()
-        while True:
-            try:
-                return future.result(min(1.0, silent_s))
-            except TimeoutError:
-                now = [host.loading_cpu_s for host in self._far.values()]
-                if now != seen:
-                    seen, since_s = now, time.monotonic()
-                elif time.monotonic() - since_s > scaled_for_load(silent_s):
-                    raise
+        return result_while_busy(
+            future,
+            lambda: sum(host.loading_cpu_s for host in self._far.values()),
+            scaled_for_load(silent_s),
+        )
 
     def own(self, folder: Path) -> None:
         """Have this folder removed here when this process is gone."""

@@ -62,7 +62,7 @@ def ssh_command() -> tuple[str, ...]:
     try:
         return tuple(shlex.split(given)) or ("ssh",)
     except ValueError as error:
-        raise UsageMistake(f"{SSH_VARIABLE}={given!r} is no command: {error}.") from None
+        raise UsageMistake(f"{SSH_VARIABLE}={given!r} is not a command: {error}.") from None
 
 
 def tunneled(connection: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -47,7 +47,7 @@ def test_the_users_ssh_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SSH_VARIABLE, "ssh -F 'my file' -J login")
     assert ssh_command() == ("ssh", "-F", "my file", "-J", "login")
     monkeypatch.setenv(SSH_VARIABLE, "ssh -F 'my file")
-    with pytest.raises(UsageMistake, match="is no command: No closing quotation"):
+    with pytest.raises(UsageMistake, match="is not a command: No closing quotation"):
         ssh_command()
 
 
